@@ -1,0 +1,1 @@
+"""The subcommands of ``eagle3compat``, one module each."""

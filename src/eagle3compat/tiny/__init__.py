@@ -1,0 +1,1 @@
+"""A tiny Kimi-K2.5 checkpoint that real vLLM loads."""
