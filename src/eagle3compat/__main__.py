@@ -1,0 +1,6 @@
+"""``python -m eagle3compat``."""
+
+from eagle3compat.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The command line: ``eagle3compat`` and ``verify-patches``.
+
+A subcommand's module is imported when it is called, so that quick commands stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from eagle3compat.errors import Eagle3CompatError
+
+# The base of typer's errors about arguments, whichever click it carries.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+@dataclass(frozen=True)
+class _Subcommand:
+    """Where a subcommand's function is."""
+
+    module: str
+    function: str
+    context_settings: dict[str, Any] = field(default_factory=dict)
+
+    def load(self, name: str | None = None) -> typer.Typer:
+        module = import_module(f"eagle3compat.commands.{self.module}")
+        settings = getattr(module, "CONTEXT_SETTINGS", {})
+        single = typer.Typer(add_completion=False)
+        single.command(name, context_settings=settings)(getattr(module, self.function))
+        return single
+
+
+_SUBCOMMANDS = {
+    "extract": _Subcommand("extract", "extract"),
+    "run": _Subcommand("run", "run"),
+    "demo": _Subcommand("demo", "demo"),
+    "tiny-kimi": _Subcommand("tiny_kimi", "tiny_kimi"),
+    "verify-patches": _Subcommand("verify", "verify_patches"),
+    "drift": _Subcommand("verify", "drift"),
+    "bug-report": _Subcommand("verify", "bug_report"),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """A group that knows its subcommands by name and imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _SUBCOMMANDS:
+            return None
+        return typer.main.get_command(_SUBCOMMANDS[cmd_name].load(cmd_name))
+
+
+@dataclass
+class _Invocation:
+    """What the options before the subcommand asked for."""
+
+    traceback: bool = False
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from eagle3compat.commands.version import version_lines
+
+        for line in version_lines():
+            typer.echo(line)
+        raise typer.Exit(0)
+
+
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show our version and the builds of both sides.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of an error.")
+    ] = False,
+) -> None:
+    """Makes speculators extract right hidden states on the vLLM you have, or says why it cannot.
+
+    EAGLE3COMPAT_DISABLE, a list of shim ids with commas between, or "all", turns shims off.
+    """
+    context.obj.traceback = show_traceback
+
+
+def main() -> NoReturn:
+    """The ``eagle3compat`` command."""
+    application = typer.Typer(cls=_LazyGroup, no_args_is_help=True, add_completion=False)
+    application.callback()(_root)
+    _start(application)
+
+
+def verify_patches() -> NoReturn:
+    """The ``verify-patches`` command, also a subcommand of ``eagle3compat``."""
+    _start(_SUBCOMMANDS["verify-patches"].load())
+
+
+def _start(application: typer.Typer) -> NoReturn:
+    """Run a command line, with one line on standard error for what goes wrong.
+
+    Exits with 2 for bad input and refusals, 1 for other failures, else as the command asks.
+    """
+    invocation = _Invocation()
+    try:
+        outcome = typer.main.get_command(application).main(standalone_mode=False, obj=invocation)
+    except _UsageError as error:
+        _fail(error.format_message(), 2, invocation)  # type: ignore[attr-defined]
+    except Eagle3CompatError as error:
+        _fail(str(error), 2, invocation)
+    except typer.Abort:
+        _fail("interrupted", 130, invocation)
+    except Exception as error:  # noqa: BLE001 - the last resort of a command line
+        hint = "" if invocation.traceback else " (eagle3compat --traceback … shows where)"
+        _fail(f"{type(error).__name__}: {error}{hint}", 1, invocation)
+    if callable(outcome):  # a script to run; what it raises is its own
+        outcome()
+    sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _fail(message: str, code: int, invocation: _Invocation) -> NoReturn:
+    if invocation.traceback:
+        traceback.print_exc()
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
