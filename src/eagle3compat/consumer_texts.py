@@ -1,0 +1,22 @@
+"""The texts of the consumer's functions that shims rely on, as digests, by release.
+
+speculators releases with an in-process generator are few, and 0.4.0 and 0.4.0.1 do not differ
+here. A text that is not listed is not guessed at: the plan says drift.
+"""
+
+from __future__ import annotations
+
+CONSTRUCT_030 = "645fe509445cbb69"  # VllmHiddenStatesGenerator.__init__
+CONSTRUCT_040 = "631a3d8bcdbedaf0"
+CONFIGURE_030 = "640404a3dbe3c6d1"  # VllmHiddenStatesGenerator._create_vllm_config
+CONFIGURE_040 = "a47f23e1de77358e"
+GENERATE_030 = "6800c30a41ded445"  # VllmHiddenStatesGenerator.generate
+GENERATE_040 = "7bf379176a53b961"
+FORWARD_030 = "d144710777c4a959"  # _patched_forward
+FORWARD_040 = "b29ed80a92ab1fc4"
+STORE_030 = "e335a16388efc3b4"  # HiddenStatesWorkerExtension._store_captured_states
+STORE_040 = "35badde6ba94a6f1"
+SET_UP_030 = "68b84bc2c4d45d9a"  # HiddenStatesWorkerExtension._setup_hidden_states_capture
+SET_UP_040 = "302fbef5d7ea7a79"
+COLLECT_030 = "5726d4cc4472332d"  # HiddenStatesWorkerExtension._get_captured_states
+COLLECT_040 = "3b07d631e0d6ac59"

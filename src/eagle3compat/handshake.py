@@ -1,0 +1,111 @@
+"""Guards round the consumer's generator: workers must be reached, and must answer.
+
+Installed with every plan that changes anything. Before the engine starts, the generator finds out
+whether vLLM would load our plugin; before it captures anything, every worker tells which shims
+are live in it.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from eagle3compat.errors import Refusal
+from eagle3compat.patching import Patcher
+from eagle3compat.shim import GENERATOR, WORKER, Patch, shim
+
+ID = "handshake"
+PLUGIN = "eagle3compat"
+REPORT = "_eagle3compat_report"
+
+
+def check_plugin_allowed() -> None:
+    """Refuse when ``VLLM_PLUGINS``, vLLM's allow-list, keeps our plugin out of the workers.
+
+    Raises:
+        Refusal: it is set and does not name our plugin.
+    """
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is None or PLUGIN in allowed.split(","):
+        return
+    raise Refusal(
+        "vllm/plugins/__init__.py:load_plugins_by_group",
+        f"VLLM_PLUGINS unset, or naming {PLUGIN}",
+        f"VLLM_PLUGINS={allowed!r}, which keeps the shims out of vLLM's workers",
+        f"Add {PLUGIN} to VLLM_PLUGINS, or unset it.",
+    )
+
+
+def check_reports(expected: tuple[str, ...], reports: list[dict[str, Any]]) -> None:
+    """Refuse when a worker's live shims are not those of the plan.
+
+    Args:
+        expected: ids of the plan's shims that act in workers.
+        reports: what each worker answered, one entry a rank.
+
+    Raises:
+        Refusal: a shim is missing in a worker.
+    """
+    for rank, report in enumerate(reports):
+        missing = sorted(set(expected) - set(report["live"]))
+        if missing:
+            raise Refusal(
+                f"worker {rank} (pid {report['pid']})",
+                "the plan's shims live in it",
+                f"without {', '.join(missing)}",
+                "The worker imported speculators before vLLM loaded its plugins, or another copy "
+                "of it. Run eagle3compat bug-report.",
+            )
+
+
+def _guard_generator(module: ModuleType, patcher: Patcher) -> None:
+    generator = module.VllmHiddenStatesGenerator
+
+    def before_engine(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        check_plugin_allowed()
+        return wrapped(*args, **kwargs)
+
+    def before_capture(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        _greet_workers(instance.executor)
+        return wrapped(*args, **kwargs)
+
+    patcher.wrap(generator, "_create_vllm_config", before_engine)
+    patcher.wrap(generator, "_setup_capture", before_capture)
+
+
+def _greet_workers(executor: Any) -> None:
+    from eagle3compat import applying
+
+    payload = applying.current()
+    if payload is None:
+        return  # restored since; the engine's processes go on with what they have
+    expected = tuple(name for name in payload.shims if shim(name).process.in_worker)
+    try:
+        reports = executor.collective_rpc(REPORT)
+    except Exception as error:
+        raise Refusal(
+            "vLLM's workers",
+            "an answer on the shims that are live in them",
+            f"{type(error).__name__}: {error}",
+            "The plugin entry point did not run there: is eagle3compat installed in the "
+            "environment of the workers (not only on sys.path)?",
+        ) from error
+    check_reports(expected, reports)
+
+
+def _answer(self: Any) -> dict[str, Any]:
+    from eagle3compat import applying, settled
+
+    return {
+        "pid": os.getpid(),
+        "live": list(applying.status().live),
+        "settled": settled.choices(),
+    }
+
+
+def _add_answer(module: ModuleType, patcher: Patcher) -> None:
+    patcher.replace(module.HiddenStatesWorkerExtension, REPORT, _answer)
+
+
+PATCHES = (Patch(GENERATOR, _guard_generator), Patch(WORKER, _add_answer))

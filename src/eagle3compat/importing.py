@@ -1,0 +1,140 @@
+"""Import hooks: carry a plan out on modules imported before, during or after.
+
+A finder of our own stands first on ``sys.meta_path`` and wraps the loader of the modules that
+concern us. Registered post-import callbacks (wrapt, importhook) do not do here: theirs are spent
+at the first load, so that a module whose callback raised, or that is reloaded, comes up unpatched
+without a word, and they fire at once on a module that is only half imported.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+Callback = Callable[[ModuleType], None]
+
+
+class ImportHook(MetaPathFinder):
+    """Calls ``callback(module)`` each time one of ``names`` has been executed, until removed.
+
+    An exception of the callback makes the import fail, at this and at every later attempt.
+    """
+
+    def __init__(self, names: Iterable[str], callback: Callback) -> None:
+        self._names = frozenset(names)
+        self._callback = callback
+        self._searching = threading.local()
+
+    def install(self, loaded: Callback) -> None:
+        """Watch imports from now on, and those under way.
+
+        Args:
+            loaded: called with each module of ``names`` that is loaded already.
+        """
+        sys.meta_path.insert(0, self)
+        for name in sorted(self._names):
+            module = sys.modules.get(name)
+            if module is None:
+                continue
+            spec = module.__spec__
+            if spec is None or not getattr(spec, "_initializing", False):
+                loaded(module)
+            elif not isinstance(spec.loader, _PatchingLoader):
+                _WatchedSpec.watch(spec, self.call)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    @property
+    def active(self) -> bool:
+        """Whether imports are being watched."""
+        return self in sys.meta_path
+
+    def call(self, module: ModuleType) -> None:
+        """Hand a module that has just been executed to the callback."""
+        if self.active:
+            self._callback(module)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders give, with a loader that calls back."""
+        if fullname not in self._names or getattr(self._searching, "now", False):
+            return None
+        self._searching.now = True
+        try:
+            spec = self._others_spec(fullname, path, target)
+        finally:
+            self._searching.now = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader, self)
+        return spec
+
+    def _others_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in tuple(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec: ModuleSpec | None = find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+class _PatchingLoader(wrapt.ObjectProxy, Loader):  # type: ignore[misc]
+    """A module's own loader in every respect, but that it calls back after execution."""
+
+    def __init__(self, loader: Loader, hook: ImportHook) -> None:
+        super().__init__(loader)
+        self._self_hook = hook
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self.__wrapped__.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.__wrapped__.exec_module(module)
+        module.__loader__ = self.__wrapped__
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.__wrapped__
+        self._self_hook.call(module)
+
+
+class _WatchedSpec(ModuleSpec):
+    """The spec of a module that was half imported when we came: tells when it is whole.
+
+    The import system clears ``_initializing`` as its last act on a module.
+    """
+
+    _watcher: Callback
+
+    @classmethod
+    def watch(cls, spec: ModuleSpec, watcher: Callback) -> None:
+        spec.__dict__["_watcher"] = watcher
+        spec.__class__ = cls
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "_initializing" or value:
+            return
+        watcher = self.__dict__.pop("_watcher")
+        self.__class__ = ModuleSpec
+        module = sys.modules.get(self.name)
+        if module is None or module.__spec__ is not self:
+            return  # its own code raised
+        try:
+            watcher(module)
+        except BaseException:
+            sys.modules.pop(self.name, None)
+            raise

@@ -1,0 +1,176 @@
+"""Facts and shims make a plan: one decision a shim. Everything else asks the same plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from eagle3compat.errors import InputError, Refusal
+from eagle3compat.installed import Build
+from eagle3compat.shim import GENERATOR, Finding, Shim, Status, all_shims
+
+if TYPE_CHECKING:
+    from eagle3compat.facts import Facts
+
+DISABLE_VARIABLE = "EAGLE3COMPAT_DISABLE"
+NATIVE_ROUTE = (
+    "the in-process generator is gone from this speculators; it reads hidden states through vLLM's "
+    "own extract_hidden_states and a KV connector, and nothing of ours is needed"
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the plan says of one shim.
+
+    Args:
+        shim: the shim.
+        finding: what its probe found, or why it is off.
+        expected: what the version ranges led to expect; None where they say nothing.
+    """
+
+    shim: Shim
+    finding: Finding
+    expected: bool | None
+
+    @property
+    def status(self) -> Status:
+        return self.finding.status
+
+    @property
+    def disagreement(self) -> str | None:
+        """How the version ranges and the code differ; the code decides."""
+        if self.expected is None or self.status not in (Status.NEEDED, Status.NOT_NEEDED):
+            return None
+        if self.expected == (self.status is Status.NEEDED):
+            return None
+        expected = "needed" if self.expected else "not needed"
+        return f"expected {expected} ({self.shim.expected or 'no release'}), the code says otherwise"
+
+    @property
+    def call_site(self) -> str:
+        """``file:line in function`` of the first contract."""
+        contract = self.shim.contracts[0]
+        file = contract.consumer.replace(".", "/") + ".py"
+        line = "" if self.finding.line is None else f":{self.finding.line}"
+        return f"{file}{line} in {contract.within}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One decision a shim, for one consumer build and one provider build.
+
+    Args:
+        consumer: the speculators build.
+        provider: the vLLM build.
+        decisions: in the order in which shims are applied.
+        route: "in-process", or "native" for a speculators without the generator.
+    """
+
+    consumer: Build
+    provider: Build
+    decisions: tuple[Decision, ...]
+    route: str
+
+    @cached_property
+    def needed(self) -> tuple[Decision, ...]:
+        return self._with(Status.NEEDED)
+
+    @cached_property
+    def drift(self) -> tuple[Decision, ...]:
+        return self._with(Status.DRIFT)
+
+    @cached_property
+    def off(self) -> tuple[Decision, ...]:
+        return self._with(Status.OFF)
+
+    def decision(self, shim_id: str) -> Decision:
+        """The decision on one shim; raises ``KeyError``."""
+        return {decision.shim.id: decision for decision in self.decisions}[shim_id]
+
+    def check(self) -> None:
+        """Raise a ``Refusal`` when some contract cannot be judged: refuse or be right."""
+        if not self.drift:
+            return
+        first, *others = self.drift
+        more = f" ({len(others)} more: {', '.join(d.shim.id for d in others)})" if others else ""
+        contract = first.shim.contracts[0]
+        raise Refusal(
+            first.call_site,
+            f"{contract.needs} [{contract.provider}], or a shape that shim {first.shim.id} repairs",
+            f"{first.finding.reason}{more}",
+            f"speculators {self.consumer.version} on {self.provider.distribution or 'vllm'} "
+            f"{self.provider.version} is not known to work; run verify-patches for the whole list.",
+        )
+
+    def _with(self, status: Status) -> tuple[Decision, ...]:
+        return tuple(decision for decision in self.decisions if decision.status is status)
+
+
+def make_plan(
+    facts: Facts, consumer: Build, provider: Build, disabled: Collection[str] = ()
+) -> Plan:
+    """Decide for each shim, from source text alone.
+
+    Args:
+        facts: what the sources of both builds say.
+        consumer: the speculators build.
+        provider: the vLLM build.
+        disabled: ids of shims that the user turned off; "all" for every one.
+
+    Raises:
+        InputError: ``disabled`` names no shim.
+    """
+    shims = all_shims()
+    unknown = set(disabled) - {"all"} - {record.id for record in shims}
+    if unknown:
+        known = ", ".join(record.id for record in shims)
+        raise InputError(
+            f"{DISABLE_VARIABLE}: {', '.join(sorted(unknown))} is no shim; there are {known}"
+        )
+    if facts.module(GENERATOR) is None:
+        gone = Finding(Status.NOT_NEEDED, NATIVE_ROUTE)
+        decisions = tuple(Decision(record, gone, None) for record in shims)
+        return Plan(consumer, provider, decisions, "native")
+    decisions = tuple(_decide(record, facts, consumer, provider, disabled) for record in shims)
+    return Plan(consumer, provider, decisions, "in-process")
+
+
+def disabled_by_environment() -> tuple[str, ...]:
+    """The ids of shims that ``EAGLE3COMPAT_DISABLE`` turns off, "all" included."""
+    names = os.environ.get(DISABLE_VARIABLE, "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _decide(
+    record: Shim, facts: Facts, consumer: Build, provider: Build, disabled: Collection[str]
+) -> Decision:
+    expected = _expects(record, consumer, provider)
+    if record.id in disabled or "all" in disabled:
+        return Decision(record, Finding(Status.OFF, f"turned off ({DISABLE_VARIABLE})"), expected)
+    return Decision(record, record.probe(facts), expected)
+
+
+def _expects(record: Shim, consumer: Build, provider: Build) -> bool | None:
+    inside = [
+        _contains(record.consumers, consumer.version),
+        _contains(record.expected, provider.version),
+    ]
+    return None if None in inside else all(inside)
+
+
+def _contains(specifier: str, version: str | None) -> bool | None:
+    """Whether a version lies in a range, by its release numbers: a nightly's suffix sorts low."""
+    if version is None:
+        return None
+    try:
+        release = Version(Version(version).base_version)
+    except InvalidVersion:
+        return None
+    return SpecifierSet(specifier).contains(release, prereleases=True)
