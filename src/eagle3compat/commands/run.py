@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import runpy
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -51,8 +54,8 @@ def _prepare(arguments: list[str]) -> Callable[[], None]:
         case ["-m", module, *rest]:
             return partial(_run_module, module, rest)
         case [script, *rest] if not script.startswith("-"):
-            if not Path(script).exists():
-                raise InputError(f"run: no such script: {script}")
+            if not Path(script).is_file():
+                raise InputError(f"run: {script} is no script; expected a Python file, or -m")
             return partial(_run_script, script, rest)
         case [option, *_] if option != "-m":
             raise InputError(f"run: {option} is no option of run; options go after the script")
@@ -60,11 +63,21 @@ def _prepare(arguments: list[str]) -> Callable[[], None]:
 
 
 def _run_script(script: str, arguments: list[str]) -> None:
+    """As the interpreter does it; ``runpy.run_path`` differs in argv and in ``__main__``.
+
+    The main module stays after the end, for threads and exit handlers, and tells processes that the
+    script spawns by ``__file__`` what to import again.
+    """
+    path = str(Path(script).absolute())
+    loader = SourceFileLoader("__main__", path)
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__, main.__package__ = path, loader, None
+    vars(main)["__builtins__"] = builtins
     sys.argv[:] = [script, *arguments]
-    # A folder or an archive puts itself on the path, as runpy documents.
-    if Path(script).is_file():
-        _set_first_path(str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    _set_first_path(str(Path(script).resolve().parent))
+    sys.modules["__main__"] = main
+    code = loader.source_to_code(loader.get_data(path), path)
+    exec(code, vars(main))  # noqa: S102 - the script that the user named
 
 
 def _run_module(module: str, arguments: list[str]) -> None:
