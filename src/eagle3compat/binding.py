@@ -17,23 +17,23 @@ from eagle3compat.records import (
 
 
 class Verdict(str, Enum):
-    """Whether a demand is met."""
+    """Whether a call binds."""
 
-    HOLDS = "holds"
+    BINDS = "binds"
     BROKEN = "broken"
     CANNOT_TELL = "cannot tell"
 
 
 @dataclass(frozen=True)
 class Bind:
-    """A verdict with the problem, or the doubt, in words; ``problem`` is empty where it holds."""
+    """A verdict with the problem, or the doubt, in words; ``problem`` is empty where it binds."""
 
     verdict: Verdict
     problem: str = ""
 
     @property
-    def holds(self) -> bool:
-        return self.verdict is Verdict.HOLDS
+    def binds(self) -> bool:
+        return self.verdict is Verdict.BINDS
 
     @property
     def is_broken(self) -> bool:
@@ -48,7 +48,7 @@ def bind(signature: Signature, call: Call) -> Bind:
         call: how it is called.
 
     Returns:
-        HOLDS where the call certainly binds, BROKEN where it certainly does not whatever ``*`` and
+        BINDS where the call certainly binds, BROKEN where it certainly does not whatever ``*`` and
         ``**`` arguments hold, else CANNOT_TELL.
     """
     problems = [*_surplus(signature, call), *_missing(signature, call)]
@@ -56,7 +56,7 @@ def bind(signature: Signature, call: Call) -> Bind:
         return Bind(Verdict.BROKEN, "; ".join(problems))
     if call.star or call.double_star:
         return Bind(Verdict.CANNOT_TELL, "the call passes * or ** arguments")
-    return Bind(Verdict.HOLDS)
+    return Bind(Verdict.BINDS)
 
 
 def _by_position(signature: Signature) -> list[str]:

@@ -135,7 +135,8 @@ class Facts:
     def _is_same(self, name: str, target: str) -> bool:
         if name == target:
             return True
-        if name.rpartition(".")[2] != target.rpartition(".")[2]:
+        ends_alike = name.rpartition(".")[2] == target.rpartition(".")[2]
+        if not ends_alike or name.partition(".")[0] != target.partition(".")[0]:
             return False
         first, second = self.resolve(name), self.resolve(target)
         return (
