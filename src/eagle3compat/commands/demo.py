@@ -1,4 +1,4 @@
-"""``eagle3compat demo``: a tiny Kimi-K2.5, extracted by real vLLM and compared with transformers."""
+"""``eagle3compat demo``: a tiny Kimi-K2.5 out of real vLLM, compared with transformers."""
 
 from __future__ import annotations
 

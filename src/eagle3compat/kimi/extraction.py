@@ -162,7 +162,7 @@ def open_generator(job: Job) -> Any:
 
     class ConfiguredGenerator(module.VllmHiddenStatesGenerator):  # type: ignore[misc]
         def _create_vllm_config(self, *arguments: Any, **options: Any) -> Any:
-            with _config_values(module, _overrides(job.settings)):
+            with config_values(module, _overrides(job.settings)):
                 try:
                     return super()._create_vllm_config(*arguments, **options)
                 except ValueError as error:
@@ -184,7 +184,7 @@ def _overrides(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def _config_values(module: ModuleType, overrides: dict[str, dict[str, Any]]) -> Iterator[None]:
+def config_values(module: ModuleType, overrides: dict[str, dict[str, Any]]) -> Iterator[None]:
     """While it lasts, the module's config classes take these values over those at the call site.
 
     It wraps what stands under the name, which is the shims' adapted class when one is applied.
@@ -240,6 +240,7 @@ def _check_states(place: str, states: torch.Tensor, shape: tuple[int, int]) -> N
         raise _refusal(f"states {list(shape)} for {place}", f"{list(states.shape)}")
     if not bool(states.isfinite().all()):
         raise _refusal(f"finite states for {place}", "NaN or infinity")
+    # One row may be zero: a padding token's embedding is, and in the first place it stays so.
     if not bool(states.any()):
         raise _refusal(f"states for {place}", "zeros alone")
 
