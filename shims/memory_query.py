@@ -56,11 +56,11 @@ def _query(ask_the_gpu: Callable[..., tuple[int, int]], available: bool) -> tupl
 def _install(module: ModuleType, patcher: Patcher) -> None:
     torch = module.torch
 
-    class Cuda(wrapt.ObjectProxy):  # type: ignore[misc]
+    class Cuda(wrapt.ObjectProxy):  # type: ignore[type-arg]
         def mem_get_info(self) -> tuple[int, int]:
             return _query(self.__wrapped__.mem_get_info, self.__wrapped__.is_available())
 
-    class Torch(wrapt.ObjectProxy):  # type: ignore[misc]
+    class Torch(wrapt.ObjectProxy):  # type: ignore[type-arg]
         cuda = Cuda(torch.cuda)
 
     def mem_get_info(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> tuple[int, int]:

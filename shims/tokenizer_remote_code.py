@@ -16,7 +16,7 @@ _FOUND = Finding(
 )
 
 
-class TrustingTokenizers(wrapt.ObjectProxy):  # type: ignore[misc]
+class TrustingTokenizers(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """transformers' AutoTokenizer, for the path that the user named as the verifier."""
 
     def from_pretrained(self, *args: object, **kwargs: object) -> object:

@@ -92,7 +92,7 @@ class ImportHook(MetaPathFinder):
         return None
 
 
-class _PatchingLoader(wrapt.ObjectProxy, Loader):  # type: ignore[misc]
+class _PatchingLoader(wrapt.ObjectProxy, Loader):  # type: ignore[type-arg]
     """A module's own loader in every respect, but that it calls back after execution."""
 
     def __init__(self, loader: Loader, hook: ImportHook) -> None:
@@ -122,7 +122,7 @@ class _WatchedSpec(ModuleSpec):
     @classmethod
     def watch(cls, spec: ModuleSpec, watcher: Callback) -> None:
         spec.__dict__["_watcher"] = watcher
-        spec.__class__ = cls
+        spec.__class__ = cls  # type: ignore[assignment]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -51,7 +51,9 @@ class Decision:
         if self.expected == (self.status is Status.NEEDED):
             return None
         expected = "needed" if self.expected else "not needed"
-        return f"expected {expected} ({self.shim.expected or 'no release'}), the code says otherwise"
+        return (
+            f"expected {expected} ({self.shim.expected or 'no release'}), the code says otherwise"
+        )
 
     @property
     def call_site(self) -> str:

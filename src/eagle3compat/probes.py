@@ -36,7 +36,9 @@ def call_binds(
             return Finding(Status.NOT_NEEDED, f"the consumer does not call {target}")
         signature = facts.signature(target)
         if signature is None:
-            return Finding(Status.DRIFT, f"no signature of {target} to be read", None, calls[0].line)
+            return Finding(
+                Status.DRIFT, f"no signature of {target} to be read", None, calls[0].line
+            )
         problems = []
         for call in calls:
             bound = bind(signature, call)
@@ -115,7 +117,7 @@ def known_function(module: str, qualname: str, known: Mapping[str, Finding], sho
         if text is None:
             return Finding(Status.DRIFT, f"no source of {module} to be read")
         found = digest(text, qualname)
-        if found not in known:
+        if found is None or found not in known:
             return Finding(
                 Status.DRIFT,
                 f"{qualname} is none of the texts that are known (digest {found}): "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,43 +15,51 @@ from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim
 _FOUND = Finding(Status.NEEDED, "prompts are cut to max_model_len - 1")
 
 
-def check_prompts(lengths: list[int], max_model_len: int) -> None:
-    """Raise ``InputError`` unless every prompt has 1 to ``max_model_len`` - 1 tokens.
+def check_prompts(prompts: Sequence[Sequence[int]], max_model_len: int, vocabulary: int) -> None:
+    """Raise ``InputError`` unless every prompt can be computed whole.
 
     Args:
-        lengths: tokens of each prompt.
+        prompts: token ids of each prompt.
         max_model_len: the engine's limit in tokens, of which one is for the sampled token.
+        vocabulary: number of token ids that the model embeds.
     """
-    if not lengths:
+    if not prompts:
         raise InputError("token_ids: expected at least one prompt, found none.")
-    for index, length in enumerate(lengths):
-        if not 0 < length < max_model_len:
+    for index, prompt in enumerate(prompts):
+        if not 0 < len(prompt) < max_model_len:
             raise InputError(
                 f"prompt {index}: expected 1 to {max_model_len - 1} tokens (max_model_len "
-                f"{max_model_len}, one of them for the sampled token), found {length}. "
+                f"{max_model_len}, one of them for the sampled token), found {len(prompt)}. "
                 "Raise max_model_len, or leave the prompt out: cutting it would be silent."
+            )
+        outside = [token for token in prompt if not 0 <= token < vocabulary]
+        if outside:
+            raise InputError(
+                f"prompt {index}: expected token ids from 0 to {vocabulary - 1}, found "
+                f"{outside[0]}. Was it made with another tokenizer?"
             )
 
 
 def _install(module: ModuleType, patcher: Patcher) -> None:
     def generate(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         token_ids = kwargs["token_ids"] if "token_ids" in kwargs else args[0]
-        limit = instance.vllm_config.model_config.max_model_len
-        check_prompts([len(ids) for ids in token_ids], limit)
+        prompts = [ids.tolist() if hasattr(ids, "tolist") else ids for ids in token_ids]
+        config = instance.vllm_config.model_config
+        check_prompts(prompts, config.max_model_len, config.get_vocab_size())
         return wrapped(*args, **kwargs)
 
     patcher.wrap(module.VllmHiddenStatesGenerator, "generate", generate)
 
 
 SHIM = Shim(
-    id="prompt-length",
-    title="over-long and empty prompts are refused, not cut",
+    id="whole-prompts",
+    title="prompts that cannot be computed whole are refused",
     contracts=(
         Contract(
             GENERATOR,
             "VllmHiddenStatesGenerator.generate",
             "vllm.v1.core.sched.scheduler.Scheduler.add_request",
-            "prompts of 1 to max_model_len - 1 tokens",
+            "prompts of 1 to max_model_len - 1 tokens, of the verifier's vocabulary",
         ),
     ),
     consumers=">=0.3.0,<0.5",
@@ -63,7 +72,10 @@ SHIM = Shim(
     ),
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
-    why="A cut prompt's loss mask no longer fits its states; an empty one has no rows.",
+    why=(
+        "A cut prompt's loss mask no longer fits its states, and an empty one has no rows. With "
+        "tensor parallelism a token id outside the vocabulary embeds as zeros."
+    ),
     upstream="none: the generator was removed in speculators 0.5.0 before it was reported",
     mended_in="speculators 0.5.0 (the in-process generator is gone)",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
