@@ -8,7 +8,7 @@ class Eagle3CompatError(Exception):
 
 
 class InputError(Eagle3CompatError):
-    """What the user gave cannot be used: a path, a data set, an option; raised before any engine."""
+    """What the user gave cannot be used (a path, an option); raised before any engine starts."""
 
 
 class BuildNotFoundError(InputError):

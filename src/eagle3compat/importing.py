@@ -122,14 +122,14 @@ class _WatchedSpec(ModuleSpec):
     @classmethod
     def watch(cls, spec: ModuleSpec, watcher: Callback) -> None:
         spec.__dict__["_watcher"] = watcher
-        spec.__class__ = cls  # type: ignore[assignment]
+        spec.__class__ = cls
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name != "_initializing" or value:
             return
         watcher = self.__dict__.pop("_watcher")
-        self.__class__ = ModuleSpec
+        self.__class__ = ModuleSpec  # type: ignore[assignment]
         module = sys.modules.get(self.name)
         if module is None or module.__spec__ is not self:
             return  # its own code raised
