@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
 
 
@@ -30,9 +31,21 @@ class KimiK25VisionProcessor(BaseImageProcessor):
         return rows * columns // self.media_proc_cfg["merge_kernel_size"] ** 2
 
     def split_video_chunks(self, video):
-        """Splits a list of frames into chunks that are pooled over time."""
-        length = self.num_frames_per_chunk
-        return [video[start : start + length] for start in range(0, len(video), length)]
+        """Splits frames, arrays [height, width, 3] of bytes, into chunks that are pooled over time,
+        each with the text that stands for it in a prompt."""
+        frames = [Image.fromarray(np.asarray(frame, dtype=np.uint8)) for frame in video]
+        chunks = []
+        for start in range(0, len(frames), self.num_frames_per_chunk):
+            seconds = start / self.media_proc_cfg["sample_fps"]
+            time = f"{int(seconds) // 3600:02}:{int(seconds) // 60 % 60:02}:{seconds % 60:06.3f}"
+            chunks.append(
+                {
+                    "type": "video_chunk",
+                    "video_chunk": frames[start : start + self.num_frames_per_chunk],
+                    "prompt": f"{time}<|media_begin|>video<|media_content|><|media_pad|><|media_end|>",
+                }
+            )
+        return chunks
 
     def preprocess(
         self, medias, return_tensors=None, do_rescale=True, do_normalize=True, **kwargs
