@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,8 @@ class FactsCache:
 
     def save(self) -> None:
         """Write what was added; each file appears whole or not at all."""
+        import tempfile  # Costs more to import than all the rest here, and is seldom needed.
+
         while self._changed and self._folder is not None:
             build = self._changed.pop()
             content = json.dumps(self._builds[build], separators=(",", ":"))

@@ -180,6 +180,8 @@ class _Visitor(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.called.add(id(node.func))
         chain = self.chain(node.func)
+        if chain is not None and chain.endswith(_RESULT):
+            chain += ".__call__"  # What is called is an object.
         if chain is not None:
             target, on_instance = split_instance(chain)
             stars = [each for each in node.args if isinstance(each, ast.Starred)]

@@ -48,6 +48,8 @@ _WITHOUT_CONSTRUCTOR = {
     "typing_extensions.Protocol",
 }
 _STRUCT = "msgspec.Struct"
+# Its __getattr__ makes every answer doubtful: reading torch for it would be in vain.
+_MODULE_OF_TORCH = {"torch.nn.Module", "torch.nn.modules.module.Module"}
 _DATACLASS = {"dataclasses.dataclass", "pydantic.dataclasses.dataclass"}
 _TRANSFORM = {"typing.dataclass_transform", "typing_extensions.dataclass_transform"}
 _HARMLESS_DECORATORS = {
@@ -215,10 +217,12 @@ class Facts:
         return self._found[dotted]
 
     def _resolve(self, dotted: str) -> Found:
-        top, *rest = dotted.split(".")
+        top = dotted.partition(".")[0]
         if top not in self.sources:
             return Unknown(f"the source of {top} was not given")
-        found: Found = self.module(top)
+        start = self._module_within(dotted)
+        found: Found = self.module(start)
+        rest = dotted[len(start) + 1 :].split(".") if dotted != start else []
         for part in rest:
             name = part.rstrip("()")
             found = self._step(found, name)
@@ -227,6 +231,26 @@ class Facts:
             if found is None or isinstance(found, Unknown):
                 return found
         return found
+
+    def _module_within(self, dotted: str) -> str:
+        """The longest module that a name starts with, its last part left out.
+
+        ``from pkg.module import name`` looks in that module whatever the package binds; the last
+        part may be bound by the package itself, which then comes first.
+        """
+        found = dotted.partition(".")[0]
+        for part in dotted.split(".")[1:-1]:
+            longer = f"{found}.{part}"
+            if longer not in self._modules and not self._exists(longer):
+                break
+            if self._modules.get(longer, True) is None:
+                break
+            found = longer
+        return found
+
+    def _exists(self, module: str) -> bool:
+        source = self.source_of(module)
+        return source is not None and (source.has_text(module) or source.is_opaque(module))
 
     def _step(self, owner: Found, name: str) -> Found:
         if isinstance(owner, ModuleFacts):
@@ -281,6 +305,8 @@ class Facts:
     def _through_star(self, star: str, name: str) -> Found:
         if star.partition(".")[0] not in self.sources:
             return Unknown(f"{star} is imported by *, and its source was not given")
+        if star not in self._modules and not self._may_bind(star, name):
+            return None
         module = self.module(star)
         if module is None:
             return Unknown(f"{star} is imported by *, and is not there")
@@ -296,12 +322,17 @@ class Facts:
         finally:
             self._stars_open.discard(star)
 
+    def _may_bind(self, module: str, name: str) -> bool:
+        """A glance at the text, to spare the reading of modules that only might bind a name."""
+        text = self.source_text(module)
+        return text is None or name in text or "import *" in text or "globals()" in text
+
     def _lazily(self, module: ModuleFacts, name: str) -> Found:
         target = (module.lazy_names or {}).get(name)
         if target is not None:
             found = self.resolve(target)
             return Unknown(f"{module.name} yields {name} lazily") if found is None else found
-        for star in module.lazy_stars:
+        for star in sorted(module.lazy_stars, key=lambda star: _likelihood(star, name)):
             found = self._through_star(star, name)
             if found is not None and not isinstance(found, Unknown):
                 return found
@@ -345,9 +376,35 @@ class Facts:
             return replace(binding, alias=None)
         return binding
 
+    def absent_from(self, dotted: str) -> tuple[str, str]:
+        """Of an absent name: what is there, and the first part that is not in it."""
+        parts = dotted.split(".")
+        for count in range(len(parts) - 1, 0, -1):
+            owner = self.resolve(".".join(parts[:count]))
+            if isinstance(owner, (Function, Class, Attribute, ModuleFacts)):
+                return owner.name, parts[count]
+        return parts[0], ".".join(parts[1:])
+
+    def place(self, dotted: str) -> str | None:
+        """``path:line`` of the definition of a name, where it is known."""
+        found = self.resolve(dotted)
+        if isinstance(found, ModuleFacts):
+            return self.location(found.name)
+        if not isinstance(found, (Function, Class, Attribute)) or not found.line:
+            return None
+        owner = found.name.rpartition(".")[0]
+        while owner and self.module(owner) is None:
+            owner = owner.rpartition(".")[0]
+        return f"{self.location(owner)}:{found.line}" if owner else None
+
     # --- classes -----------------------------------------------------------------------------
 
     def _in_class(self, class_: Class, name: str) -> Found:
+        own = class_.members.get(name)
+        if own is not None:
+            return self._settle(class_.name, name, own)
+        if name in class_.attributes:
+            return Attribute(f"{class_.name}.{name}", class_.line)
         order = self.linearize(class_)
         is_dynamic = False
         for entry in order:
@@ -393,6 +450,8 @@ class Facts:
         return [class_, *(entries[key] for key in merged)]
 
     def _order_of_base(self, class_: Class, base: str) -> list[Class | str | Unknown]:
+        if base in _MODULE_OF_TORCH:
+            return [Unknown(f"{base} finds attributes by itself")]
         if base in _WITHOUT_CONSTRUCTOR or base == _STRUCT or _standard_class(base) is not None:
             return [base]
         found = self.resolve(base)
@@ -540,6 +599,12 @@ class Facts:
 
     def _is_struct(self, class_: Class) -> bool:
         return _STRUCT in [each for each in self.linearize(class_) if isinstance(each, str)]
+
+
+def _likelihood(star: str, name: str) -> int:
+    """Sorts first the modules whose name a class's name starts with: ``llama`` for LlamaConfig."""
+    stem = star.rpartition(".")[2].replace("_", "")
+    return -len(stem) if name.lower().startswith(stem) else 0
 
 
 def _from_fields(class_: Class, collected: Iterable[tuple[Field, bool]]) -> Signature | Unknown:

@@ -147,6 +147,9 @@ class _ModuleReader:
         self.lines = text.split("\n")
         self.tree = tree
         self.star_imports: list[str] = []
+        self.wrapper_lines = [
+            text.count("\n", 0, found.start()) + 1 for found in _WRAPPER.finditer(text)
+        ]
         self.lazy_names: dict[str, str] = {}
         self.lazy_stars: list[str] = []
 
@@ -213,7 +216,7 @@ class _ModuleReader:
             self.scope.class_of_annotation(node.returns),
             node.lineno,
             _returns_its_argument(node),
-            "wraps" in self.text and bool(_WRAPPER.search(self.segment(node))),
+            any(node.lineno < line <= (node.end_lineno or 0) for line in self.wrapper_lines),
         )
 
     def segment(self, node: ast.stmt) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 POSITIONAL_ONLY = "positional-only"
@@ -299,18 +299,20 @@ _RECORDS: tuple[type[Any], ...] = (
     ModuleFacts,
 )
 _CODES = {record: code for code, record in enumerate(_RECORDS)}
-_FIELD_NAMES = {record: tuple(field.name for field in fields(record)) for record in _RECORDS}
+_SCALARS = frozenset((str, int, bool, float, type(None)))
 
 
 def to_plain(value: Any) -> Any:
     """A record as lists, dicts and scalars, for JSON: ``{"_": code, "v": values}``."""
-    code = _CODES.get(type(value))
+    kind = type(value)
+    code = _CODES.get(kind)
     if code is not None:
-        names = _FIELD_NAMES[type(value)]
-        return {"_": code, "v": [to_plain(getattr(value, name)) for name in names]}
-    if isinstance(value, tuple):
-        return [to_plain(each) for each in value]
-    if isinstance(value, dict):
+        # vars() has the fields in order, since a frozen record's __init__ sets them so.
+        plain = [each if type(each) in _SCALARS else to_plain(each) for each in vars(value).values()]
+        return {"_": code, "v": plain}
+    if kind is tuple:
+        return [each if type(each) in _SCALARS else to_plain(each) for each in value]
+    if kind is dict:
         return {"d": {name: to_plain(each) for name, each in value.items()}}
     return value
 

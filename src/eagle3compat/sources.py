@@ -51,6 +51,10 @@ class Source(Protocol):
         """The text of a module by dotted name; None where there is none."""
         ...
 
+    def has_text(self, module: str) -> bool:
+        """Whether the module has a text."""
+        ...
+
     def is_package(self, module: str) -> bool:
         """Whether the module is a package, with or without an ``__init__.py``."""
         ...
@@ -71,6 +75,10 @@ class Source(Protocol):
         """The dotted names of all modules with text."""
         ...
 
+    def metadata(self) -> str:
+        """The text of METADATA or PKG-INFO, empty where there is none."""
+        ...
+
 
 class FolderSource:
     """The modules of a package folder, installed or not."""
@@ -82,6 +90,9 @@ class FolderSource:
     def text(self, module: str) -> str | None:
         file = self._file(module)
         return None if file is None else _decode(file.read_bytes())
+
+    def has_text(self, module: str) -> bool:
+        return self._file(module) is not None
 
     def is_package(self, module: str) -> bool:
         file = self._file(module)
@@ -104,6 +115,13 @@ class FolderSource:
     def modules(self) -> Iterator[str]:
         for file in sorted(self.build.package_dir.rglob("*.py")):
             yield _module_name(PurePosixPath(file.relative_to(self.build.root).as_posix()))
+
+    def metadata(self) -> str:
+        folder = self.build.metadata_dir or self.build.root
+        for name in ("METADATA", "PKG-INFO"):
+            with suppress(OSError):
+                return (folder / name).read_text(encoding="utf-8", errors="replace")
+        return ""
 
     def _base(self, module: str) -> Path:
         return self.build.root.joinpath(*module.split("."))
@@ -166,6 +184,9 @@ class ArchiveSource:
                 f"{self._archive}: member {member} is damaged ({error}). Fetch the archive again."
             ) from error
 
+    def has_text(self, module: str) -> bool:
+        return self._member(module) is not None
+
     def is_package(self, module: str) -> bool:
         member = self._member(module)
         if member is None:
@@ -215,7 +236,7 @@ class ArchiveSource:
 
     def _describe(self, package: str) -> Build:
         kind = "wheel file" if self._archive.name.endswith(".whl") else "sdist file"
-        name, version = parse_name_and_version(self._metadata())
+        name, version = parse_name_and_version(self.metadata())
         paths = [f"{self._prefix}{package}/{stem}.py" for stem in _VERSION_MODULES]
         texts = [_decode(self._reader.read(path)) for path in paths if path in self._reader.names]
         version = version or version_from_texts(texts)
@@ -223,7 +244,7 @@ class ArchiveSource:
         package_dir = self._archive / self._prefix / package
         return Build(package, name, version, commit, self._archive, package_dir, kind)
 
-    def _metadata(self) -> str:
+    def metadata(self) -> str:
         names = self._reader.names
         places = [name for name in names if name.endswith(".dist-info/METADATA")]
         places += [name for name in names if name.endswith("PKG-INFO")]
