@@ -58,7 +58,7 @@ SHIM = Shim(
         "When a batch exceeds the token budget of a step, the request that is cut there loses its "
         "remaining rows, and later requests get other requests' rows."
     ),
-    upstream="https://github.com/vllm-project/speculators (data_generation, changed for 0.4.0)",
+    upstream="https://github.com/vllm-project/speculators/pull/283 (mends speculators#279)",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
     silent=True,

@@ -74,7 +74,10 @@ SHIM = Shim(
         "on, for prompts of two tokens or more. It is a fault of vLLM's CPU kernel; its own "
         "switch for custom ops avoids it, so that vLLM is not patched."
     ),
-    upstream="https://github.com/vllm-project/vllm/issues/31643 (related)",
+    upstream=(
+        "https://github.com/vllm-project/vllm/pull/18046 (tensor slices reach the kernels), "
+        "https://github.com/vllm-project/vllm/pull/31643 (the same switch in eager mode)"
+    ),
     mended_in="no release of vLLM so far",
     remove_when="the oldest supported vLLM rotates strided tensors rightly on the CPU",
     silent=True,

@@ -108,7 +108,7 @@ SHIM = Shim(
         "Kimi-K2.5's wrapper does not declare SupportsEagle3 through vLLM 0.17.1, and holds its "
         "text model one level further down."
     ),
-    upstream="https://github.com/vllm-project/speculators (data_generation, changed for 0.4.0)",
+    upstream="https://github.com/vllm-project/speculators/pull/228 (get_language_model)",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
 )

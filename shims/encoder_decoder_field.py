@@ -31,7 +31,7 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="A ValidationError says that the field is required.",
-    upstream="https://github.com/vllm-project/speculators (data_generation, changed for 0.4.0)",
+    upstream="https://github.com/vllm-project/speculators/pull/225 (follows vLLM 0.12)",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
 )

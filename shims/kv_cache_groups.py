@@ -48,7 +48,7 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="The parameter kv_cache_specs was removed from vLLM: a TypeError either way.",
-    upstream="none: a private function of vLLM, which owes no stability",
+    upstream="https://github.com/vllm-project/speculators/pull/225 (follows vLLM 0.12)",
     mended_in="speculators 0.4.0 (for vLLM from 0.12 on)",
     remove_when="speculators 0.3 is no longer supported",
 )

@@ -90,7 +90,7 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="Without a GPU, torch raises that there is no NVIDIA driver, or answers 0 of 0 bytes.",
-    upstream="none: the generator was written for GPUs",
+    upstream="https://github.com/vllm-project/speculators/pull/232 (asks an NPU, not a CPU)",
     mended_in="speculators 0.5.0 (the in-process generator is gone)",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
 )

@@ -93,7 +93,10 @@ SHIM = Shim(
         "multimodal path supplies embeddings. And what a model's own forward does between its "
         "layers (scalings, per-layer arguments) would be left out without a word."
     ),
-    upstream="https://github.com/vllm-project/speculators (0.4.0 follows the new name only)",
+    upstream=(
+        "https://github.com/vllm-project/vllm/pull/27583 (renames get_input_embeddings), "
+        "https://github.com/vllm-project/speculators/pull/225 (follows it)"
+    ),
     mended_in="speculators 0.5.0 (the in-process generator is gone)",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
     silent=False,

@@ -54,7 +54,7 @@ SHIM = Shim(
         "hashes, is a bare AssertionError in its block pool; with them, shared prefixes would "
         "lose their rows."
     ),
-    upstream="https://github.com/vllm-project/speculators (data_generation, changed for 0.4.0)",
+    upstream="https://github.com/vllm-project/speculators/pull/283 (turns it off)",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
 )

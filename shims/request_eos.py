@@ -33,7 +33,7 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="The parameter was removed from vLLM: a TypeError.",
-    upstream="none: an internal class of vLLM, which owes no stability",
+    upstream="https://github.com/vllm-project/vllm/pull/34435 (moves it to SamplingParams)",
     mended_in="speculators 0.5.0 (the in-process generator is gone)",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
 )

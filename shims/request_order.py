@@ -273,7 +273,10 @@ SHIM = Shim(
         "The runner fills freed places of its batch, and may put short queries first: rows then "
         "stand in another order than the inputs."
     ),
-    upstream="none: the order of a batch is the runner's own affair",
+    upstream=(
+        "https://github.com/vllm-project/speculators/issues/279 (rows attributed by input order), "
+        "https://github.com/vllm-project/speculators/pull/283 (by counts)"
+    ),
     mended_in="speculators 0.5.0 (the in-process generator is gone)",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
     silent=True,

@@ -41,7 +41,7 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="A TypeError says that block_size is missing.",
-    upstream="none: an internal class of vLLM, which owes no stability",
+    upstream="https://github.com/vllm-project/speculators/pull/225 (follows vLLM 0.12)",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
 )

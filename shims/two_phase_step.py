@@ -60,7 +60,10 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="The second step raises: sample_tokens() must be called after execute_model().",
-    upstream="none: an internal class of vLLM, which owes no stability",
+    upstream=(
+        "https://github.com/vllm-project/vllm/pull/26866 (splits the step), "
+        "https://github.com/vllm-project/speculators/pull/225 (follows it)"
+    ),
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
 )

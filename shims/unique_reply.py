@@ -63,7 +63,7 @@ SHIM = Shim(
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why="vLLM answers with the value itself: indexing it takes the first layer for all layers.",
-    upstream="none: an internal class of vLLM, which owes no stability",
+    upstream="https://github.com/vllm-project/speculators/pull/225 (takes the reply as it is)",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",
 )
