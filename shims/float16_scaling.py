@@ -19,8 +19,10 @@ def _probe(facts: Facts) -> Finding:
     text = facts.source_text(_MODEL)
     if text is None:
         return Finding(Status.DRIFT, f"no source of {_MODEL} to be read")
-    if "1.0 / self.routed_scaling_factor" not in text:
-        return Finding(Status.NOT_NEEDED, "DeepSeek models do not scale in float16")
+    if "torch.float16" not in text:
+        return Finding(Status.NOT_NEEDED, "DeepSeek layers treat float16 as any other dtype")
+    if "residual *= 1.0 / self.routed_scaling_factor" not in text:
+        return Finding(Status.DRIFT, "DeepSeek layers treat float16 in a way that is not known")
     return Finding(
         Status.NEEDED,
         "DeepSeek layers scale hidden states and residual in float16",

@@ -5,28 +5,26 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from eagle3compat.consumer_texts import CONFIGURE_030, CONFIGURE_040
 from eagle3compat.patching import Patcher
+from eagle3compat.probes import all_of, known_function
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
 
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
 
 _CONFIG = "vllm.config.CacheConfig"
+_CALLER = "VllmHiddenStatesGenerator._create_vllm_config"
+_LEFT_ON = Finding(Status.NEEDED, "prefix caching is left on, and requests have no block hasher")
+_TURNED_OFF = Finding(Status.NOT_NEEDED, "the consumer turns it off itself")
 
 
-def _probe(facts: Facts) -> Finding:
+def _can_be_turned_off(facts: Facts) -> Finding:
     calls = facts.calls(GENERATOR, _CONFIG)
     signature = facts.signature(_CONFIG)
     if not calls or signature is None or not signature.names("enable_prefix_caching"):
         return Finding(Status.DRIFT, f"{_CONFIG} is not called, or has no enable_prefix_caching")
-    if all("enable_prefix_caching" in call.keywords for call in calls):
-        return Finding(Status.NOT_NEEDED, "the consumer turns it off itself", None, calls[0].line)
-    return Finding(
-        Status.NEEDED,
-        "prefix caching is left on, and requests have no block hasher",
-        None,
-        calls[0].line,
-    )
+    return _LEFT_ON
 
 
 def _install(module: ModuleType, patcher: Patcher) -> None:
@@ -39,14 +37,22 @@ SHIM = Shim(
     contracts=(
         Contract(
             GENERATOR,
-            "VllmHiddenStatesGenerator._create_vllm_config",
+            _CALLER,
             _CONFIG,
             "every prompt token computed, and requests accepted without block hashes",
         ),
     ),
     consumers=">=0.3.0,<0.4",
     expected=">=0.11",
-    probe=_probe,
+    probe=all_of(
+        known_function(
+            GENERATOR,
+            _CALLER,
+            {CONFIGURE_030: _LEFT_ON, CONFIGURE_040: _TURNED_OFF},
+            "CacheConfig(",
+        ),
+        _can_be_turned_off,
+    ),
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,
     why=(
