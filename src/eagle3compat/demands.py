@@ -83,6 +83,8 @@ class Demands:
     def _import(self, module: str, name: ImportedName) -> Iterator[Check]:
         found = self._facts.resolve(name.target)
         site = self._site(module, name.line)
+        if isinstance(found, Unknown) and self._facts.lacks_module(_parent(name.target)):
+            found = None
         if isinstance(found, Unknown):
             if found.exists or not self._has_source(name.target):
                 return
@@ -173,6 +175,8 @@ class Demands:
         return any(".".join(parts[:count]) in self._gone for count in range(2, len(parts) + 1))
 
     def _absence(self, dotted: str) -> str:
+        if self._facts.lacks_module(_parent(dotted)):
+            return f"there is no module {_parent(dotted)}"
         owner, part = self._facts.absent_from(dotted)
         found = self._facts.resolve(owner)
         kind = "package" if isinstance(found, ModuleFacts) and found.is_package else "module"
@@ -214,6 +218,10 @@ def is_judged(dotted: str) -> bool:
         return False
     parts = rest.split(".")
     return any(part.startswith("_") for part in parts) or len(parts) > 2
+
+
+def _parent(dotted: str) -> str:
+    return dotted.rpartition(".")[0]
 
 
 def passes_of(call: Call) -> str:

@@ -385,6 +385,21 @@ class Facts:
                 return owner.name, parts[count]
         return parts[0], ".".join(parts[1:])
 
+    def lacks_module(self, module: str) -> bool:
+        """Whether ``from module import …`` certainly fails for want of the module.
+
+        A lazy package may put modules into ``sys.modules`` that are no files; it then names them.
+        """
+        if self.source_of(module) is None:
+            return False
+        parent, _, name = module.rpartition(".")
+        if not parent:
+            return False
+        found = self.module(parent)
+        if found is None:
+            return self.lacks_module(parent)
+        return self.module(module) is None and name not in (self.source_text(parent) or "")
+
     def place(self, dotted: str) -> str | None:
         """``path:line`` of the definition of a name, where it is known."""
         found = self.resolve(dotted)

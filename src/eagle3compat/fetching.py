@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -80,9 +82,10 @@ def _cached(wanted: Requirement, folder: Path) -> Iterator[Path]:
 
 
 def _download(wanted: Requirement, folder: Path) -> Path:
+    pip = _pip()
     problem = ""
     for options in ([], *_other_targets()):
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+        command = [*pip, "download", "--no-deps", "--quiet"]
         command += ["--disable-pip-version-check", "--no-input", "--only-binary", ":all:"]
         command += ["--dest", str(folder), *options, str(wanted)]
         try:
@@ -95,11 +98,24 @@ def _download(wanted: Requirement, folder: Path) -> Path:
         if done.returncode == 0 and wheels:
             return wheels[0]
         problem = problem or _last_error(done.stderr or done.stdout)
-        if "No module named pip" in problem or not _is_about_versions(problem):
+        if not _is_about_versions(problem):
             break
     raise InputError(
         f"{wanted}: pip could not fetch a wheel ({problem}). Check the version and the network, "
         "or give a wheel, an sdist or a folder."
+    )
+
+
+def _pip() -> list[str]:
+    """This Python's pip, or any other: what is fetched is read, not installed."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    for name in ("pip", "pip3"):
+        if found := shutil.which(name):
+            return [found]
+    raise InputError(
+        "pip is needed to fetch a wheel, and is not here. Install it, or give a wheel, an sdist or "
+        "a folder."
     )
 
 
