@@ -175,7 +175,7 @@ class Demands:
         return any(".".join(parts[:count]) in self._gone for count in range(2, len(parts) + 1))
 
     def _absence(self, dotted: str) -> str:
-        if self._facts.lacks_module(_parent(dotted)):
+        if "()" not in dotted and self._facts.lacks_module(_parent(dotted)):
             return f"there is no module {_parent(dotted)}"
         owner, part = self._facts.absent_from(dotted)
         found = self._facts.resolve(owner)

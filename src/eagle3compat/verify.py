@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Spec = str | Path | None
 LEVELS = ("static", "live", "smoke")
+__all__ = ["LEVELS", "Report", "judge", "verify"]
 
 
 def verify(

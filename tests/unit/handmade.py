@@ -38,7 +38,9 @@ def install(folder: Path, distribution: str, version: str, texts: Mapping[str, s
     package = next(iter(texts)).partition(".")[0]
     metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
     rows = []
     for file in sorted((folder / package).rglob("*.py")):
         digest = base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest())
@@ -59,7 +61,9 @@ def write_wheel(folder: Path, distribution: str, version: str, texts: Mapping[st
     return wheel
 
 
-def read(folder: Path, vllm: Mapping[str, str], speculators: Mapping[str, str] | None = None) -> Facts:
+def read(
+    folder: Path, vllm: Mapping[str, str], speculators: Mapping[str, str] | None = None
+) -> Facts:
     """Facts of hand-made packages, without a cache."""
     sources: list[Source] = [open_source(write_package(folder / "vllm-tree", vllm), "vllm")]
     if speculators is not None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handmade import read, write_package
 
 from eagle3compat.cache import FactsCache
 from eagle3compat.facts import Attribute, Class, Facts, Function, Signature, Unknown
 from eagle3compat.sources import open_source
-from handmade import read, write_package
 
 
 def signature(facts: Facts, dotted: str) -> str:
