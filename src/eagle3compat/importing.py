@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import wrapt
 
@@ -43,10 +43,10 @@ class ImportHook(MetaPathFinder):
             module = sys.modules.get(name)
             if module is None:
                 continue
-            spec = module.__spec__
+            spec: Any = module.__spec__
             if spec is None or not getattr(spec, "_initializing", False):
                 loaded(module)
-            elif not isinstance(spec.loader, _PatchingLoader):
+            elif type(spec.loader) is not _PatchingLoader:
                 _WatchedSpec.watch(spec, self.call)
 
     def remove(self) -> None:
@@ -76,7 +76,7 @@ class ImportHook(MetaPathFinder):
         finally:
             self._searching.now = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader, self)
+            spec.loader = cast(Loader, _PatchingLoader(spec.loader, self))
         return spec
 
     def _others_spec(
@@ -92,7 +92,7 @@ class ImportHook(MetaPathFinder):
         return None
 
 
-class _PatchingLoader(wrapt.ObjectProxy, Loader):  # type: ignore[type-arg]
+class _PatchingLoader(wrapt.ObjectProxy):  # type: ignore[type-arg]
     """A module's own loader in every respect, but that it calls back after execution."""
 
     def __init__(self, loader: Loader, hook: ImportHook) -> None:
