@@ -44,6 +44,7 @@ _SUBCOMMANDS = {
     "verify-patches": _Subcommand("verify", "verify_patches"),
     "drift": _Subcommand("verify", "drift"),
     "bug-report": _Subcommand("verify", "bug_report"),
+    "shims": _Subcommand("shims", "shims"),
 }
 
 
