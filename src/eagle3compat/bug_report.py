@@ -17,7 +17,8 @@ _VARIABLES = re.compile(r"^(VLLM_|EAGLE3COMPAT_|CUDA_VISIBLE_DEVICES$|HF_HUB_OFF
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CREDENTIAL|URL|HOST|USER", re.IGNORECASE)
 _SECRETS = (
     (re.compile(r"\b(hf|sk|ghp|github_pat|glpat|xox[a-z])[-_][A-Za-z0-9_-]{8,}"), "<secret>"),
-    (re.compile(r"(?i)\b(bearer|authorization:?|token=|password=|api[_-]?key=)\s*\S+"), "<secret>"),
+    (re.compile(r"(?i)\bauthorization:.*|\bbearer\s+\S+"), "<secret>"),
+    (re.compile(r"(?i)\b(token|password|secret|api[_-]?key)=\S+"), r"\1=<secret>"),
     (re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@"), r"\1<secret>@"),
     (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+"), "<address>"),
     (re.compile(r"/(?:home|Users)/[^/\s\"']+"), "~"),

@@ -128,6 +128,8 @@ class Demands:
         reason = result.problem
         if verdict is Verdict.HOLDS and signature.is_async and not call.awaited:
             verdict, reason = Verdict.BROKEN, "is a coroutine function here, and is not awaited"
+        elif verdict is Verdict.HOLDS and (lacking := self._lacking(call.target)):
+            verdict, reason = Verdict.BROKEN, f"is abstract: it does not define {lacking}"
         elif verdict is Verdict.HOLDS and call.awaited and not signature.is_async:
             verdict, reason = Verdict.CANNOT_TELL, "is awaited, and is no coroutine function here"
         yield Check(
@@ -142,6 +144,11 @@ class Demands:
             reason=reason,
             remedy={Verdict.BROKEN: _UPGRADE, Verdict.CANNOT_TELL: _READ}.get(verdict, ""),
         )
+
+    def _lacking(self, target: str) -> str:
+        """The abstract methods that keep a class from being instantiated."""
+        found = self._facts.resolve(target)
+        return ", ".join(self._facts.abstract_methods(found)) if isinstance(found, Class) else ""
 
     def _attribute(self, module: str, use: Use) -> Iterator[Check]:
         if use.guarded or self._follows_from_import(use.target):

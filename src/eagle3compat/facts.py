@@ -545,6 +545,25 @@ class Facts:
                 return made
         return Signature(())
 
+    def abstract_methods(self, class_: Class) -> tuple[str, ...]:
+        """Methods for whose want an object of a class cannot be made, as far as the text tells."""
+        order = self.linearize(class_)
+        if "abc.ABC" not in order and not any(
+            isinstance(each, Class) and _has_metaclass(each) for each in order
+        ):
+            return ()
+        missing: dict[str, bool] = {}
+        for entry in reversed(order):
+            if isinstance(entry, Unknown):
+                return ()
+            for name, bound in entry.members.items() if isinstance(entry, Class) else ():
+                missing[name] = all(
+                    isinstance(each, Function)
+                    and any(d.name == "abc.abstractmethod" for d in each.decorators)
+                    for each in bound.alternatives
+                )
+        return tuple(name for name, is_missing in missing.items() if is_missing)
+
     def _made_by(self, class_: Class) -> Signature | Unknown | None:
         """The constructor that a class itself brings, None where it inherits one."""
         options = self._options_of(class_)

@@ -79,7 +79,7 @@ def binds(function: Any, call: Call, sequence: tuple[int, ...], mapping: dict[st
 @given(functions(), calls(), st.data())
 def test_verdicts_are_those_of_python(head: str, call_text: str, data: st.DataObject) -> None:
     scope: dict[str, Any] = {}
-    exec(head, scope)
+    exec(head, scope)  # noqa: S102 - a generated head, to be called
     call = call_of(call_text)
     verdict = bind(signature_of(head), call).verdict
     contents = data.draw(
@@ -102,7 +102,7 @@ def test_verdicts_are_those_of_python(head: str, call_text: str, data: st.DataOb
 @given(functions())
 def test_parameters_are_read_as_inspect_reads_them(head: str) -> None:
     scope: dict[str, Any] = {}
-    exec(head, scope)
+    exec(head, scope)  # noqa: S102 - a generated head, to be called
     expected = [
         (each.name, each.kind.description, each.default is each.empty)
         for each in inspect.signature(scope["function"]).parameters.values()

@@ -297,7 +297,7 @@ _HEAD = "from dataclasses import KW_ONLY, InitVar, dataclass, field\nfrom typing
 @pytest.mark.parametrize("text", DATACLASSES.values(), ids=DATACLASSES.keys())
 def test_dataclasses_take_what_python_gives_them(text: str, tmp_path: Path) -> None:
     scope: dict[str, Any] = {}
-    exec(compile(_HEAD + text, "config", "exec", dont_inherit=True), scope)
+    exec(compile(_HEAD + text, "config", "exec", dont_inherit=True), scope)  # noqa: S102
     expected = [
         (each.name, each.kind is each.KEYWORD_ONLY, each.default is each.empty)
         for each in inspect.signature(scope["Config"]).parameters.values()
