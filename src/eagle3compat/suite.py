@@ -201,14 +201,20 @@ def run_suite(
     )
 
 
-def open_generator(model: Path, layers: Sequence[int]) -> Any:
-    """Speculators' own generator, in float32, with a small token budget and a small KV cache."""
+def open_generator(model: Path, layers: Sequence[int], *, dtype: str = "float32") -> Any:
+    """Speculators' own generator, with a small token budget and a small KV cache.
+
+    Args:
+        model: a checkpoint folder.
+        layers: layer ids.
+        dtype: of weights and states, as vLLM names it.
+    """
     from speculators.data_generation import vllm_hidden_states_generator as module
 
     from eagle3compat.kimi.extraction import config_values
 
-    overrides = {
-        "ModelConfig": {"dtype": "float32"},
+    overrides: dict[str, dict[str, Any]] = {
+        "ModelConfig": {"dtype": dtype},
         "CacheConfig": {"num_gpu_blocks_override": KV_CACHE_BLOCKS},
         "SchedulerConfig": {"max_num_batched_tokens": TOKEN_BUDGET},
     }
