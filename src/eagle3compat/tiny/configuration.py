@@ -21,12 +21,13 @@ class Variant:
             rotary dimensions). Without it they are small, which needs ``VLLM_MLA_DISABLE=1``.
         text_only: a plain DeepseekV3ForCausalLM with the same language-model weights, for vLLM
             before 0.15.1, which has no Kimi-K2.5. Only its tokenizer is remote code.
-        yarn: scaled rotary embedding, as the real checkpoint has it.
+        yarn: scaled rotary embedding, as the real checkpoint has it. Without it the checkpoint also
+            meets the fault of vLLM's CPU rotary kernel, which YaRN's own class does not use.
     """
 
     mla_gpu: bool = False
     text_only: bool = False
-    yarn: bool = True
+    yarn: bool = False
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class KimiK25VisionProcessor(BaseImageProcessor):
         scale = min(1.0, math.sqrt(limit * size * size / (width * height)))
 
         def count(length):
-            patches = max(merge, int(length * scale / size) // merge * merge)
+            patches = math.ceil(length * scale / (size * merge)) * merge
             return min(patches, limits["patch_limit_on_one_side"])
 
         return count(height), count(width)
