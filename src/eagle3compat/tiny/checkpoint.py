@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def write_tiny_kimi(directory: Path, *, seed: int = 0, variant: Variant | None =
     """
     if seed < 0:
         raise InputError(f"seed: expected 0 or more, found {seed}. Choose another seed.")
+    if find_spec("numpy") is None:
+        raise InputError(
+            "tiny Kimi-K2.5: expected NumPy, which draws its weights, found none. "
+            "Install it: pip install numpy."
+        )
     target = directory.resolve()
     _refuse_if_in_use(target)
     try:
@@ -75,14 +81,17 @@ def _write_files(folder: Path, seed: int, variant: Variant) -> None:
     _write_json(folder / "generation_config.json", generation_configuration())
     _write_json(folder / "tokenizer_config.json", tokenizer_configuration())
     (folder / "tiktoken.model").write_text(tiktoken_ranks(), encoding="ascii")
-    code = TOKENIZER_CODE
+    _copy_code(folder, TOKENIZER_CODE)
     if not variant.text_only:
-        code += MODEL_CODE
         _write_json(folder / "preprocessor_config.json", image_processor_configuration())
-    for name in code:
+        _copy_code(folder, MODEL_CODE)
+    _write_weights(folder, draw_weights(variant, seed))
+
+
+def _copy_code(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
         source = resources.files("eagle3compat.tiny") / "remote" / name
         (folder / name).write_bytes(source.read_bytes())
-    _write_weights(folder, draw_weights(variant, seed))
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:

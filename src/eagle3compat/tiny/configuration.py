@@ -182,7 +182,7 @@ def generation_configuration() -> dict[str, Any]:
 
 
 def image_processor_configuration() -> dict[str, Any]:
-    """The content of ``preprocessor_config.json``: the image processor and its full media limits."""
+    """The content of ``preprocessor_config.json``, with every limit of ``media_proc_cfg``."""
     return {
         "auto_map": {"AutoImageProcessor": "kimi_k25_vision_processing.KimiK25VisionProcessor"},
         "image_processor_type": "KimiK25VisionProcessor",

@@ -122,10 +122,14 @@ def _attention(prefix: str, sizes: TextSizes, draw: Draw) -> Iterator[tuple[str,
 
     yield _matrix(f"{prefix}q_a_proj.weight", (query_rank, hidden), draw, 0.1)
     yield _norm(f"{prefix}q_a_layernorm.weight", query_rank, draw)
-    yield _matrix(f"{prefix}q_b_proj.weight", (query, query_rank), draw, QUERY / math.sqrt(query_rank))
+    yield _matrix(
+        f"{prefix}q_b_proj.weight", (query, query_rank), draw, QUERY / math.sqrt(query_rank)
+    )
     yield _matrix(f"{prefix}kv_a_proj_with_mqa.weight", (latent + rotary, hidden), draw, 0.1)
     yield _norm(f"{prefix}kv_a_layernorm.weight", latent, draw)
-    yield _matrix(f"{prefix}kv_b_proj.weight", (key_value, latent), draw, KEY_VALUE / math.sqrt(latent))
+    yield _matrix(
+        f"{prefix}kv_b_proj.weight", (key_value, latent), draw, KEY_VALUE / math.sqrt(latent)
+    )
     yield _residual(f"{prefix}o_proj.weight", (hidden, heads * sizes.v_head_dim), draw)
 
 
@@ -177,9 +181,7 @@ def _projector(text_hidden_size: int, draw: Draw) -> Iterator[tuple[str, Tensor]
     yield from _linear("mm_projector.proj.2", (text_hidden_size, merged), draw)
 
 
-def _matrix(
-    name: str, shape: tuple[int, ...], draw: Draw, deviation: float
-) -> tuple[str, Tensor]:
+def _matrix(name: str, shape: tuple[int, ...], draw: Draw, deviation: float) -> tuple[str, Tensor]:
     return name, bfloat16(draw.normal(name, shape, deviation))
 
 

@@ -47,9 +47,7 @@ class KimiK25VisionProcessor(BaseImageProcessor):
             )
         return chunks
 
-    def preprocess(
-        self, medias, return_tensors=None, do_rescale=True, do_normalize=True, **kwargs
-    ):
+    def preprocess(self, medias, return_tensors=None, do_rescale=True, do_normalize=True, **kwargs):
         """Returns ``pixel_values`` [patches, 3, size, size], float32, and ``grid_thws`` [media, 3],
         the frames, rows and columns of patches of each medium."""
         medias = medias if isinstance(medias, list) else [medias]
@@ -70,7 +68,9 @@ class KimiK25VisionProcessor(BaseImageProcessor):
     def _grid(self, frames):
         """The rows and columns of patches: multiples of what the projector merges."""
         limits = self.media_proc_cfg
-        limit = limits["in_patch_limit"] if len(frames) == 1 else limits["in_patch_limit_each_frame"]
+        limit = (
+            limits["in_patch_limit"] if len(frames) == 1 else limits["in_patch_limit_each_frame"]
+        )
         merge, size = limits["merge_kernel_size"], limits["patch_size"]
         width, height = frames[0].size
         scale = min(1.0, math.sqrt(limit * size * size / (width * height)))
