@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise this whenever the records, or what is read into them, change."""
 
 

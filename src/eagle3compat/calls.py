@@ -18,6 +18,19 @@ from eagle3compat.records import Call, ImportedName, Use, Uses
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _CATCHES_IMPORT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_Bindings: TypeAlias = tuple[
+    list[ast.Import | ast.ImportFrom], list[tuple[ast.expr, ast.expr | None]]
+]
+_BINDS = (
+    ast.Assign,
+    ast.AnnAssign,
+    ast.NamedExpr,
+    ast.AugAssign,
+    ast.For,
+    ast.AsyncFor,
+    ast.comprehension,
+    ast.withitem,
+)
 _RESULT = "()"
 _OBJECT = re.compile(r"(?<![^.])(_*[A-Z]\w*)\(\)\.")
 
@@ -53,6 +66,7 @@ class _UsesReader:
         self.attributes: list[Use] = []
         self.imports: list[ImportedName] = []
         self.guards: set[tuple[str, str]] = set()
+        self._bindings: dict[int, _Bindings] = {}
         self.own_attributes: dict[str, str | None] = {}
 
     def read(self) -> Uses:
@@ -64,6 +78,19 @@ class _UsesReader:
             each for each in self.attributes if (each.in_function, each.target) not in self.guards
         )
         return Uses(tuple(self.calls), tuple(attributes), tuple(self.imports))
+
+    def bindings_of(self, body: list[ast.stmt]) -> _Bindings:
+        """A block's import statements and assignments; a method's are asked for twice."""
+        if id(body) not in self._bindings:
+            imports: list[ast.Import | ast.ImportFrom] = []
+            assignments: list[tuple[ast.expr, ast.expr | None]] = []
+            for node in _own_nodes(body):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    imports.append(node)
+                elif isinstance(node, _BINDS):
+                    assignments += _assignments(node)
+            self._bindings[id(body)] = (imports, assignments)
+        return self._bindings[id(body)]
 
     def _block(self, body: list[ast.stmt], function: str, names: _Names, owner: str | None) -> None:
         """Read one function's (or the module's) statements with the names bound in them."""
@@ -123,7 +150,7 @@ class _UsesReader:
             inner.chains[this] = f"{owner}{_RESULT}"
             visitor = _Visitor(self, f"{name}.{method.name}", inner, owner)
             visitor.bind_locals(method.body)
-            for target, value in _assignments(method.body):
+            for target, value in self.bindings_of(method.body)[1]:
                 if (
                     isinstance(target, ast.Attribute)
                     and isinstance(target.value, ast.Name)
@@ -150,11 +177,11 @@ class _Visitor(ast.NodeVisitor):
 
     def bind_locals(self, body: list[ast.stmt]) -> None:
         fresh: set[str] = set()
-        for node in _own_nodes(body):
-            if self.function != "<module>" and isinstance(node, (ast.Import, ast.ImportFrom)):
-                for each in self.reader.scope.imports_of(node):
-                    self.names.bind(each.name, each.target, fresh)
-        for target, value in _assignments(body):
+        imports, assignments = self.reader.bindings_of(body)
+        for node in imports if self.function != "<module>" else ():
+            for each in self.reader.scope.imports_of(node):
+                self.names.bind(each.name, each.target, fresh)
+        for target, value in assignments:
             if isinstance(target, ast.Name):
                 self.names.bind(target.id, self.chain(value) if value else None, fresh)
 
@@ -305,27 +332,26 @@ def _own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
             pending.extend(list(ast.iter_child_nodes(node))[::-1])
 
 
-def _assignments(body: list[ast.stmt]) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """Targets with what is assigned to them; None where that is no single expression."""
-    for node in _own_nodes(body):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, (ast.Tuple, ast.List)):
-                    for each in target.elts:
-                        yield each, None
-                else:
-                    yield target, node.value
-        elif isinstance(node, ast.AnnAssign):
-            if node.value is not None:
-                yield node.target, node.value
-        elif isinstance(node, ast.NamedExpr):
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, (ast.Tuple, ast.List)):
+                for each in target.elts:
+                    yield each, None
+            else:
+                yield target, node.value
+    elif isinstance(node, ast.AnnAssign):
+        if node.value is not None:
             yield node.target, node.value
-        elif isinstance(node, ast.AugAssign):
-            yield node.target, None
-        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-            yield from _unknown_targets(node.target)
-        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-            yield from _unknown_targets(node.optional_vars)
+    elif isinstance(node, ast.NamedExpr):
+        yield node.target, node.value
+    elif isinstance(node, ast.AugAssign):
+        yield node.target, None
+    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from _unknown_targets(node.target)
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from _unknown_targets(node.optional_vars)
 
 
 def _unknown_targets(target: ast.expr) -> Iterator[tuple[ast.expr, None]]:

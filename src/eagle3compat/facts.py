@@ -90,6 +90,7 @@ class Facts:
         self._texts: dict[str, str | None] = {}
         self._found: dict[str, Found] = {}
         self._mro: dict[str, list[Class | str | Unknown]] = {}
+        self._self: dict[str, frozenset[str] | None] = {}
         self._stars_open: set[str] = set()
 
     # --- modules -----------------------------------------------------------------------------
@@ -407,9 +408,7 @@ class Facts:
             return self.location(found.name)
         if not isinstance(found, (Function, Class, Attribute)) or not found.line:
             return None
-        owner = found.name.rpartition(".")[0]
-        while owner and self.module(owner) is None:
-            owner = owner.rpartition(".")[0]
+        owner = self._module_of(found.name.rpartition(".")[0])
         return f"{self.location(owner)}:{found.line}" if owner else None
 
     # --- classes -----------------------------------------------------------------------------
@@ -418,7 +417,8 @@ class Facts:
         own = class_.members.get(name)
         if own is not None:
             return self._settle(class_.name, name, own)
-        if name in class_.attributes:
+        set_on_self = self._set_on_self(class_)
+        if set_on_self is not None and name in set_on_self:
             return Attribute(f"{class_.name}.{name}", class_.line)
         order = self.linearize(class_)
         is_dynamic = False
@@ -432,12 +432,29 @@ class Facts:
             bound = entry.members.get(name)
             if bound is not None:
                 return self._settle(entry.name, name, bound)
-            if name in entry.attributes:
+            set_on_self = self._set_on_self(entry)
+            if set_on_self is None:
+                is_dynamic = True
+            elif name in set_on_self:
                 return Attribute(f"{entry.name}.{name}", entry.line)
-            is_dynamic = is_dynamic or entry.is_dynamic
         if is_dynamic:
             return Unknown(f"{class_.name} has attributes that its text does not spell out")
         return None
+
+    def _set_on_self(self, class_: Class) -> frozenset[str] | None:
+        if class_.name not in self._self:
+            from eagle3compat.reading import attributes_set_on_self
+
+            lines = (self.source_text(self._module_of(class_.name)) or "").split("\n")
+            text = "\n".join(lines[class_.line - 1 : class_.end_line])
+            self._self[class_.name] = attributes_set_on_self(text)
+        return self._self[class_.name]
+
+    def _module_of(self, dotted: str) -> str:
+        """The module that holds a definition, by its dotted name."""
+        while dotted and self.module(dotted) is None:
+            dotted = dotted.rpartition(".")[0]
+        return dotted
 
     def linearize(self, class_: Class) -> list[Class | str | Unknown]:
         """The class and its bases in the order in which Python looks for attributes.
@@ -665,8 +682,14 @@ def _has_metaclass(class_: Class) -> bool:
 def _is_alike(first: Found, second: Found) -> bool:
     """Whether two alternatives are the same but for where they stand."""
     if isinstance(first, (Function, Class, Attribute)) and type(first) is type(second):
-        return replace(first, line=0) == replace(second, line=0)
+        return _without_place(first) == _without_place(second)
     return first == second
+
+
+def _without_place(definition: Function | Class | Attribute) -> Function | Class | Attribute:
+    if isinstance(definition, Class):
+        return replace(definition, line=0, end_line=0)
+    return replace(definition, line=0)
 
 
 def _standard_class(dotted: str) -> type | None:

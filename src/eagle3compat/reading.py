@@ -43,7 +43,7 @@ _WRAPPER = re.compile(
     r"@(?:functools\.)?wraps\([^)]*\)\s+(?:async )?def \w+\([^)]*\*args[^)]*\*\*kw"
 )
 _DYNAMIC_MODULE = re.compile(r"^[ \t]*(?:globals\(\)\s*(?:\[|\.update)|exec\()", re.MULTILINE)
-_REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*=|^def __getattr__\(", re.MULTILINE)
+_REPLACES_ITSELF = re.compile(r"sys\.modules\[__name__\]\s*=")
 
 Environment = dict[str, Bound]
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -144,11 +144,11 @@ class _ModuleReader:
         self.scope = Scope(name, is_package)
         self.is_package = is_package
         self.text = text
-        self.lines = text.split("\n")
         self.tree = tree
         self.star_imports: list[str] = []
         self.wrapper_lines = [
-            text.count("\n", 0, found.start()) + 1 for found in _WRAPPER.finditer(text)
+            text.count("\n", 0, found.start()) + 1
+            for found in (_WRAPPER.finditer(text) if "wraps(" in text else ())
         ]
         self.lazy_names: dict[str, str] = {}
         self.lazy_stars: list[str] = []
@@ -157,7 +157,9 @@ class _ModuleReader:
         enter_module_names(self.scope, self.tree.body)
         bindings: Environment = {}
         _Block(self, self.scope.module).run(self.tree.body, bindings)
-        is_lazy = bool(_REPLACES_ITSELF.search(self.text)) or "__getattr__" in bindings
+        replaces_itself = "sys.modules" in self.text and _REPLACES_ITSELF.search(self.text)
+        is_lazy = "__getattr__" in bindings or bool(replaces_itself)
+        may_be_dynamic = "globals()" in self.text or "exec(" in self.text
         return ModuleFacts(
             self.scope.module,
             self.is_package,
@@ -168,7 +170,7 @@ class _ModuleReader:
             is_lazy,
             self.lazy_names if is_lazy else None,
             tuple(self.lazy_stars) if is_lazy else (),
-            bool(_DYNAMIC_MODULE.search(self.text)),
+            may_be_dynamic and bool(_DYNAMIC_MODULE.search(self.text)),
         )
 
     def note_lazy_imports(self, statements: Iterable[ast.stmt]) -> None:
@@ -219,9 +221,6 @@ class _ModuleReader:
             any(node.lineno < line <= (node.end_lineno or 0) for line in self.wrapper_lines),
         )
 
-    def segment(self, node: ast.stmt) -> str:
-        return "\n".join(self.lines[node.lineno - 1 : node.end_lineno])
-
     def decorators(self, node: FunctionNode | ast.ClassDef) -> tuple[Decorator, ...]:
         found = []
         for each in node.decorator_list:
@@ -256,7 +255,6 @@ class _ModuleReader:
         name = f"{owner}.{node.name}"
         members: Environment = {}
         _Block(self, name).run(node.body, members)
-        text = self.segment(node)
         return Class(
             name,
             tuple(self.scope.dotted(base) or "?" for base in node.bases),
@@ -264,9 +262,8 @@ class _ModuleReader:
             self.decorators(node),
             self.fields(node.body),
             members,
-            _attributes_set_on_self(text),
-            bool(_DYNAMIC_CLASS.search(text)),
             node.lineno,
+            node.end_lineno or node.lineno,
         )
 
     def fields(self, body: Sequence[ast.stmt]) -> tuple[Field, ...]:
@@ -560,9 +557,15 @@ def _is_load(node: ast.Name) -> bool:
     return isinstance(node.ctx, ast.Load)
 
 
-def _attributes_set_on_self(text: str) -> tuple[str, ...]:
-    found = _SELF_ASSIGNED.findall(text)
-    found += _SELF_AS.findall(text)
-    for group in _SELF_IN_TUPLE.findall(text):
-        found += re.findall(r"\bself\.(\w+)", group)
-    return tuple(dict.fromkeys(found))
+def attributes_set_on_self(class_text: str) -> frozenset[str] | None:
+    """The names that a class's methods set on ``self``; None where some are computed.
+
+    By pattern, not by syntax tree: few classes are asked for it, and most are large.
+    """
+    if _DYNAMIC_CLASS.search(class_text):
+        return None
+    found = set(_SELF_ASSIGNED.findall(class_text))
+    found.update(_SELF_AS.findall(class_text))
+    for group in _SELF_IN_TUPLE.findall(class_text):
+        found.update(re.findall(r"\bself\.(\w+)", group))
+    return frozenset(found)

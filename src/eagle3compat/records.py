@@ -153,8 +153,8 @@ class Class:
         keywords: constant class keywords, such as a Struct's ``kw_only``; others have value None.
         fields: annotated names of the body in order, without class variables.
         members: names bound in the body.
-        attributes: names that its methods set on ``self``.
-        is_dynamic: it has ``__getattr__`` or sets attributes by computed name.
+        line: first line, without decorators.
+        end_line: last line; what the methods set on ``self`` is looked up there when asked for.
     """
 
     name: str
@@ -163,9 +163,8 @@ class Class:
     decorators: tuple[Decorator, ...]
     fields: tuple[Field, ...]
     members: dict[str, Bound]
-    attributes: tuple[str, ...]
-    is_dynamic: bool
     line: int
+    end_line: int
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -308,7 +307,9 @@ def to_plain(value: Any) -> Any:
     code = _CODES.get(kind)
     if code is not None:
         # vars() has the fields in order, since a frozen record's __init__ sets them so.
-        plain = [each if type(each) in _SCALARS else to_plain(each) for each in vars(value).values()]
+        plain = [
+            each if type(each) in _SCALARS else to_plain(each) for each in vars(value).values()
+        ]
         return {"_": code, "v": plain}
     if kind is tuple:
         return [each if type(each) in _SCALARS else to_plain(each) for each in value]

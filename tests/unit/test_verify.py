@@ -26,13 +26,13 @@ OURS = Path(eagle3compat.__file__).resolve().parent.parent
 # A later speculators: its extraction is vLLM's own, and no shim speaks of it.
 NATIVE = {
     "speculators.data_generation.offline": (
-        "from vllm.core import Engine\n\n\ndef extract(path):\n    return Engine(path, seed=1).run()\n"
+        "from vllm.core import Engine\n\n\n"
+        "def extract(path):\n    return Engine(path, seed=1).run()\n"
     )
 }
-VLLM = {
-    "vllm.core": "class Engine:\n    def __init__(self, path, seed=0): ...\n    def run(self): ...\n"
-}
-BROKEN = {"vllm.core": "class Engine:\n    def __init__(self, path): ...\n    def run(self): ...\n"}
+_ENGINE = "class Engine:\n    def __init__(self, path{}): ...\n    def run(self): ...\n"
+VLLM = {"vllm.core": _ENGINE.format(", seed=0")}
+BROKEN = {"vllm.core": _ENGINE.format("")}
 UNREADABLE = {"vllm.core": "class Engine:\n    def __init__(self, path: ...\n"}
 
 
