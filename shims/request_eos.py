@@ -28,7 +28,7 @@ SHIM = Shim(
         ),
     ),
     consumers=">=0.3.0,<0.5",
-    expected=">=0.17.1",
+    expected=">=0.17",
     probe=call_binds(GENERATOR, _TARGET, drop=("eos_token_id",)),
     patches=(Patch(GENERATOR, _install),),
     process=Process.PARENT,

@@ -13,6 +13,16 @@ import wrapt
 _ABSENT = object()
 
 
+class _LoadedModules:
+    """``sys.modules`` as a namespace: the ledger can add a module there and take it away."""
+
+    def __init__(self) -> None:
+        self.__dict__ = sys.modules
+
+
+LOADED_MODULES = _LoadedModules()
+
+
 @dataclass(frozen=True)
 class Replacement:
     """One attribute that was replaced.
@@ -36,6 +46,8 @@ class Replacement:
     @property
     def place(self) -> str:
         """``module.attribute`` or ``module.Class.attribute``, for people."""
+        if isinstance(self.owner, _LoadedModules):
+            return f"sys.modules[{self.name!r}]"
         if isinstance(self.owner, ModuleType):
             return f"{self.owner.__name__}.{self.name}"
         return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.name}"

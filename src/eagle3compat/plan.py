@@ -51,9 +51,10 @@ class Decision:
         if self.expected == (self.status is Status.NEEDED):
             return None
         expected = "needed" if self.expected else "not needed"
-        return (
-            f"expected {expected} ({self.shim.expected or 'no release'}), the code says otherwise"
-        )
+        ranges = f"vLLM {self.shim.expected}"
+        if self.shim.transformers is not None:
+            ranges += f", transformers {self.shim.transformers}"
+        return f"expected {expected} ({ranges}), the code says otherwise"
 
     @property
     def call_site(self) -> str:
@@ -153,17 +154,21 @@ def disabled_by_environment() -> tuple[str, ...]:
 def _decide(
     record: Shim, facts: Facts, consumer: Build, provider: Build, disabled: Collection[str]
 ) -> Decision:
-    expected = _expects(record, consumer, provider)
+    expected = _expects(record, facts, consumer, provider)
     if record.id in disabled or "all" in disabled:
         return Decision(record, Finding(Status.OFF, f"turned off ({DISABLE_VARIABLE})"), expected)
     return Decision(record, record.probe(facts), expected)
 
 
-def _expects(record: Shim, consumer: Build, provider: Build) -> bool | None:
+def _expects(record: Shim, facts: Facts, consumer: Build, provider: Build) -> bool | None:
     inside = [
         _contains(record.consumers, consumer.version),
         _contains(record.expected, provider.version),
     ]
+    if record.transformers is not None:
+        transformers = facts.sources.get("transformers")
+        version = None if transformers is None else transformers.build.version
+        inside.append(_contains(record.transformers, version))
     return None if None in inside else all(inside)
 
 

@@ -106,6 +106,7 @@ class Shim:
         contracts: the contracts that it mends.
         consumers: speculators releases in whose code the fault is, as a version specifier.
         expected: vLLM releases on which it is expected to be needed, as a version specifier.
+        transformers: transformers releases on which it is, where those decide; None elsewhere.
         probe: decides from facts.
         patches: the replacements.
         process: where they are carried out.
@@ -131,6 +132,7 @@ class Shim:
     mended_in: str
     remove_when: str
     touches_provider: str | None = None
+    transformers: str | None = None
     silent: bool = False
     after: tuple[str, ...] = field(default=())
 
