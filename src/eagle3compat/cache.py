@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 """Raise this whenever the records, or what is read into them, change."""
 
 

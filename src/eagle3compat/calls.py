@@ -174,6 +174,7 @@ class _Visitor(ast.NodeVisitor):
         self.awaited: set[int] = set()
         self.called: set[int] = set()
         self.guarded = False
+        self.conditional = False
 
     def bind_locals(self, body: list[ast.stmt]) -> None:
         fresh: set[str] = set()
@@ -264,7 +265,8 @@ class _Visitor(ast.NodeVisitor):
 
     def _note_import(self, node: ast.stmt, targets: list[str]) -> None:
         self.reader.imports += [
-            ImportedName(target, node.lineno, self.function, self.guarded) for target in targets
+            ImportedName(target, node.lineno, self.function, self.guarded or self.conditional)
+            for target in targets
         ]
 
     def visit_If(self, node: ast.If) -> None:
@@ -272,7 +274,12 @@ class _Visitor(ast.NodeVisitor):
             for statement in node.orelse:
                 self.visit(statement)
             return
-        self.generic_visit(node)
+        self.visit(node.test)
+        before = self.conditional
+        self.conditional = True
+        for statement in (*node.body, *node.orelse):
+            self.visit(statement)
+        self.conditional = before
 
     def visit_Try(self, node: ast.Try) -> None:
         before = self.guarded

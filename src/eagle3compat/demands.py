@@ -91,8 +91,11 @@ class Demands:
             yield self._doubt("import", site, name.in_function, name.target, found.reason)
         elif found is None:
             self._gone.add(name.target)
-            if not name.guarded:
-                reason = self._absence(name.target)
+            reason = self._absence(name.target)
+            if name.guarded:
+                reason = f"{reason}; the import is guarded"
+                self.unresolved.append(Unresolved(site, name.target, reason))
+            else:
                 yield self._broken("import", site, name.in_function, name.target, reason)
         else:
             place = self._facts.place(name.target)

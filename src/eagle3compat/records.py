@@ -227,7 +227,8 @@ class Use:
 class ImportedName:
     """An import statement's demand: the dotted name that must exist.
 
-    ``guarded`` means that the import stands in a ``try`` which catches its failure.
+    ``guarded`` means that the import stands in a ``try`` which catches its failure, or under an
+    ``if`` that may not let it run.
     """
 
     target: str

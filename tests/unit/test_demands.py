@@ -224,12 +224,16 @@ try:
 except ImportError:
     thing = None
 from vllm.core import Scheduler
+if newer():
+    from vllm.gone import other
 def run(scheduler: Scheduler):
     if hasattr(scheduler, "optional"):
         return scheduler.optional
 """
     facts = read(tmp_path, {"vllm.core": CORE}, {MODULE: consumer})
-    assert problems(list(Demands(facts).judge([MODULE]))) == []
+    demands = Demands(facts)
+    assert problems(list(demands.judge([MODULE]))) == []
+    assert [each.symbol for each in demands.unresolved] == ["vllm.gone.thing", "vllm.gone.other"]
 
 
 def test_what_cannot_be_followed_is_listed_and_not_called_fine(tmp_path: Path) -> None:

@@ -218,3 +218,20 @@ def test_the_report_of_one_pair_is_whole() -> None:
     assert report.route == "in-process"
     assert report.provider.version == "0.16.0"
     assert all(each.call_site and each.symbol for each in report.checks)
+
+
+def test_the_moves_of_0_33_0_are_found_and_the_new_places_named() -> None:
+    """No shim knew of them when they were found; this release has no build for a CPU."""
+    source = ArchiveSource(fetch_wheel("vllm==0.33.0", "vllm"), "vllm")
+    facts = facts_of(speculators("0.3.0"), source)
+    found = list(Demands(facts).judge(consumer_modules(facts)))
+    reasons = {each.reason for each in found if each.kind == "import" and each.reason}
+    planning, builder = "vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_config_builder"
+    assert reasons == {
+        f"module {UTILS} has no {name}; there is {place}.{name}"
+        for name, place in (
+            ("_get_kv_cache_groups_uniform_spec", planning),
+            ("unify_hybrid_kv_cache_specs", planning),
+            ("get_kv_cache_config_from_groups", builder),
+        )
+    }
