@@ -226,7 +226,7 @@ def _load(kind: Any, model_dir: Path, source: Path | None, **options: Any) -> An
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{model_dir}: expected a checkpoint that transformers loads without remote code, "
             f"found: {error}"

@@ -213,6 +213,7 @@ def tokenizer_configuration() -> dict[str, Any]:
         "eos_token": "<|im_end|>",
         "unk_token": "[UNK]",
         "pad_token": "[PAD]",
+        "additional_special_tokens": [name for name, marker in MARKERS.items() if marker.skipped],
         "clean_up_tokenization_spaces": False,
         "model_max_length": CONTEXT_LENGTH,
         "added_tokens_decoder": {

@@ -83,10 +83,9 @@ class Draw:
         total = sum(part.astype(np.int64) for part in parts)
         return (total - 2 * 0xFFFF) * (deviation / math.sqrt((2**32 - 1) / 3))
 
-    def order(self, name: str, shape: tuple[int, int]) -> Any:
-        """A permutation of 0 … shape[0]-1 in every column, an int64 array of the shape."""
-        words = self.words(name, math.prod(shape)).reshape(shape)
-        return words.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    def order(self, name: str, count: int) -> Any:
+        """A permutation of 0 … count-1, an int64 array."""
+        return self.words(name, count).argsort(kind="stable")
 
 
 def _language_model(sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, Tensor]]:
@@ -143,11 +142,15 @@ def _experts(prefix: str, sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, T
 
 
 def _router(name: str, sizes: TextSizes, draw: Draw) -> tuple[str, Tensor]:
-    """Puts zero half-way between the last expert that is chosen and the first that is not."""
+    """Ranks the experts for each group: the layer's own order, one step further for the next group.
+
+    Zero lies half-way between the last expert that is chosen and the first that is not.
+    """
     import numpy as np
 
-    rank = draw.order(name, (sizes.n_routed_experts, ROUTING_GROUPS))
-    values = np.zeros((sizes.n_routed_experts, sizes.hidden_size))
+    experts = sizes.n_routed_experts
+    rank = (draw.order(name, experts)[:, None] + np.arange(ROUTING_GROUPS)) % experts
+    values = np.zeros((experts, sizes.hidden_size))
     values[:, :ROUTING_GROUPS] = ROUTER_STEP * (sizes.num_experts_per_tok - 0.5 - rank)
     return name, bfloat16(values)
 
