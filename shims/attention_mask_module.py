@@ -71,7 +71,7 @@ SHIM = Shim(
         "import speculators raises ModuleNotFoundError: transformers.modeling_attn_mask_utils, "
         "which is gone from transformers 5.24; only the EAGLE-1 draft uses it."
     ),
-    upstream="none: a private function of transformers, which owes no stability",
+    upstream="https://github.com/huggingface/transformers/pull/48476 (removes the old masks)",
     mended_in="no release of speculators 0.3 or 0.4",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
     touches_provider=(

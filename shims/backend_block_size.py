@@ -88,7 +88,7 @@ SHIM = Shim(
         "From vLLM 0.18 on, a block size that is asked for is not corrected. Backends that need "
         "another raise: No common block size for 16 (the CPU's from 0.29 on)."
     ),
-    upstream="none: vLLM keeps what its user asks for",
+    upstream="https://github.com/vllm-project/vllm/pull/35122 (keeps a size that is asked for)",
     mended_in="speculators 0.5.0 (the in-process generator is gone)",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
     after=("scheduler-block-size", "finished-requests"),

@@ -27,7 +27,11 @@ def _probe(facts: Facts) -> Finding:
         return Finding(
             Status.NOT_NEEDED, "no transformers to be read; speculators imports it", None, line
         )
-    if annotates_with_unbound_torch(text):
+    try:
+        unbound = annotates_with_unbound_torch(text)
+    except SyntaxError as error:
+        return Finding(Status.DRIFT, f"{_CONFIGS} cannot be parsed ({error})", None, line)
+    if unbound:
         return Finding(
             Status.NEEDED,
             "config fields are annotated with torch, which is imported for type checkers alone",
@@ -42,6 +46,9 @@ def annotates_with_unbound_torch(text: str) -> bool:
 
     Args:
         text: source of ``transformers.configuration_utils``.
+
+    Raises:
+        SyntaxError: it is no Python of this interpreter's version.
     """
     tree = ast.parse(text)
     bound = any(
@@ -88,7 +95,10 @@ SHIM = Shim(
         "import speculators raises PydanticUndefinedAnnotation: name 'torch' is not defined, from "
         "transformers 5.5 on, which vLLM asks for from 0.24.0 on."
     ),
-    upstream="none: transformers' configs became dataclasses that pydantic looks into",
+    upstream=(
+        "https://github.com/huggingface/transformers/pull/41250 (configs become dataclasses), "
+        "https://github.com/huggingface/transformers/pull/45193 (open: without torch)"
+    ),
     mended_in="no release of speculators 0.3 or 0.4",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
 )

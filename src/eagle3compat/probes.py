@@ -65,7 +65,7 @@ def _repaired(
 
 
 def function_text(text: str, qualname: str) -> str | None:
-    """The source of a function or class in a module's text, without trailing blanks."""
+    """The source of a function or class in a module's text, its decorators included."""
     lines = text.splitlines()
     start, indent = 0, -1
     for name in qualname.split("."):
@@ -78,6 +78,8 @@ def function_text(text: str, qualname: str) -> str | None:
         else:
             return None
     end = start + 1
+    while start and lines[start - 1].startswith(" " * indent + "@"):
+        start -= 1
     while end < len(lines) and _continues(lines[end], indent):
         end += 1
     return "\n".join(line.rstrip() for line in lines[start:end]).rstrip()

@@ -21,9 +21,11 @@ _COLUMNS = (
     "without it",
     "speculators",
     "vLLM",
+    "transformers",
     "mended in",
     "remove when",
 )
+_RANGES = ("speculators", "vLLM", "transformers")
 
 
 def shims(
@@ -100,6 +102,7 @@ def _cells(record: Shim) -> Iterator[str]:
     yield "wrong states" if record.silent else "an error"
     yield record.consumers
     yield record.expected
+    yield record.transformers or "any"
     yield record.mended_in
     yield record.remove_when
 
@@ -110,7 +113,7 @@ def _markdown_cells(record: Shim) -> Iterator[str]:
         escaped = cell.replace("|", "\\|")
         if column == "shim":
             yield f"[{escaped}](shims/{module}.py)"
-        elif column in ("speculators", "vLLM"):
+        elif column in _RANGES and cell != "any":
             yield f"`{escaped}`"
         else:
             yield escaped
