@@ -48,7 +48,7 @@ def extract(place: Path, **options: str) -> str:
         ({"max_model_len": "many"}, "--max-model-len"),
         ({"batch_size": "0"}, "--batch-size"),
         ({"tensor_parallel_size": "0"}, "--tensor-parallel-size"),
-        ({"max_num_batched_tokens": "-5"}, "--max-num-batched-tokens"),
+        ({"max_num_batched_tokens": "31"}, "--max-num-batched-tokens"),
         ({"dtype": "int8"}, "--dtype"),
         ({"layer": "2"}, "--layer"),
     ],

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from eagle3compat.kimi.extraction import Settings, Summary
 
 
+# Sequences that the generator schedules at once (its MAX_NUM_SEQS); vLLM wants a token for each.
+GENERATOR_SEQUENCES = 32
+
+
 class Dtype(str, Enum):
     """The dtypes that the verifier can be run in."""
 
@@ -54,7 +58,10 @@ def extract(
     ] = 1,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Token budget of one engine step. Default: speculators' own."),
+        typer.Option(
+            min=GENERATOR_SEQUENCES,
+            help="Token budget of one engine step. Default: speculators' own.",
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of weights and hidden states.")] = Dtype.AUTO,
     batch_size: Annotated[
@@ -114,7 +121,7 @@ def _progress(total_tokens: int) -> Iterator[Callable[[Sample], None]]:
         TextColumn("{task.completed} of {task.total} tokens"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting the engine", total=total_tokens)
 
         def advance(sample: Sample) -> None:
@@ -138,5 +145,7 @@ def summary_lines(summary: Summary) -> list[str]:
         f"seconds      {summary.seconds:.1f}",
     ]
     if unmasked:
-        lines.append(f"note         {unmasked} rows had no loss_mask: all of their tokens count")
+        lines.append(
+            f"note         rows without loss_mask, of which every token counts: {unmasked}"
+        )
     return lines

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 import eagle3compat
 from eagle3compat.errors import InputError, Refusal
 from eagle3compat.installed import Build, find_build
@@ -166,7 +168,9 @@ def open_generator(job: Job) -> Any:
                 try:
                     return super()._create_vllm_config(*arguments, **options)
                 except ValueError as error:
-                    raise InputError(f"vLLM does not accept these settings: {error}") from error
+                    raise InputError(
+                        f"vLLM does not accept these settings: {_reasons(error)}"
+                    ) from error
 
     return ConfiguredGenerator(
         model_path=str(job.verifier.path),
@@ -181,6 +185,13 @@ def _overrides(settings: Settings) -> dict[str, dict[str, Any]]:
     if settings.max_num_batched_tokens is not None:
         overrides["SchedulerConfig"] = {"max_num_batched_tokens": settings.max_num_batched_tokens}
     return overrides
+
+
+def _reasons(error: ValueError) -> str:
+    """What a config of vLLM objects to, without pydantic's dump of the input."""
+    if isinstance(error, ValidationError):
+        return "; ".join(detail["msg"] for detail in error.errors())
+    return str(error)
 
 
 @contextmanager
