@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 3
+SCHEMA = 4
 """Raise this whenever the records, or what is read into them, change."""
 
 

@@ -256,17 +256,21 @@ class _Visitor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
-        self._note_import(node, [alias.name for alias in node.names])
+        self._note_import([(alias.name, alias.lineno) for alias in node.names])
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = self.reader.scope.absolute(node.module or "", node.level)
-        names = [module if each.name == "*" else f"{module}.{each.name}" for each in node.names]
-        self._note_import(node, names)
+        self._note_import(
+            [
+                (module if each.name == "*" else f"{module}.{each.name}", each.lineno)
+                for each in node.names
+            ]
+        )
 
-    def _note_import(self, node: ast.stmt, targets: list[str]) -> None:
+    def _note_import(self, targets: list[tuple[str, int]]) -> None:
         self.reader.imports += [
-            ImportedName(target, node.lineno, self.function, self.guarded or self.conditional)
-            for target in targets
+            ImportedName(target, line, self.function, self.guarded or self.conditional)
+            for target, line in targets
         ]
 
     def visit_If(self, node: ast.If) -> None:

@@ -192,7 +192,7 @@ class Demands:
         kind = "package" if isinstance(found, ModuleFacts) and found.is_package else "module"
         kind = kind if isinstance(found, ModuleFacts) else "class"
         moved = self._moved_to(owner, part) if isinstance(found, ModuleFacts) else None
-        hint = f"; there is {moved}" if moved else ""
+        hint = f"; it is in {moved}" if moved else ""
         return f"{kind} {owner} has no {part}{hint}"
 
     def _moved_to(self, owner: str, name: str) -> str | None:
@@ -206,7 +206,7 @@ class Demands:
             if module != owner and module.startswith(nearby):
                 text = self._facts.source_text(module) or ""
                 if any(needle in text for needle in needles):
-                    return f"{module}.{name}"
+                    return module
         return None
 
     def _site(self, module: str, line: int) -> str:

@@ -1,53 +1,58 @@
-"""Reports as text for people: a table that fits 100 columns, problems first."""
+"""Reports as text for people: a table that fits 100 columns, problems first.
+
+Laid out here and not by a library: importing one takes longer than the layout, and as long as a
+tenth of what the whole check may take.
+"""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from itertools import zip_longest
+from typing import TextIO
 
 from eagle3compat.report import Check, Report, Verdict
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
 WIDTH = 100
-_STYLES = {
-    Verdict.BROKEN: "bold red",
-    Verdict.CANNOT_TELL: "yellow",
-    Verdict.REPAIRED: "cyan",
-    Verdict.HOLDS: "green",
+_VERDICT_WIDTH = 13
+_PLACE_WIDTH = 42
+_COLOURS = {
+    Verdict.BROKEN: "31;1",
+    Verdict.CANNOT_TELL: "33",
+    Verdict.REPAIRED: "36",
+    Verdict.HOLDS: "32",
 }
 
 
-def console() -> Console:
-    """Standard output at no more than 100 columns; colours on a terminal, plain text in a pipe."""
-    from rich.console import Console
-
-    made = Console(highlight=False, emoji=False, markup=False)
-    made.width = min(made.width, WIDTH) if made.is_terminal else WIDTH
-    return made
-
-
-def show_report(report: Report, out: Console, everything: bool = False) -> None:
+def show_report(report: Report, everything: bool = False, out: TextIO | None = None) -> None:
     """Print a report.
 
     Args:
         report: what was found.
-        out: where to print.
         everything: also list what holds, and demands that could not be followed.
+        out: standard output by default; colours go to a terminal alone.
     """
-    for line in head_lines(report):
-        out.print(line, soft_wrap=False)
+    stream = out or sys.stdout
+    for line in report_lines(report, everything, stream.isatty()):
+        print(line, file=stream)
+
+
+def report_lines(report: Report, everything: bool = False, colour: bool = False) -> Iterator[str]:
+    """The lines of a report."""
+    yield from head_lines(report)
     shown = [each for each in report.checks if everything or each.verdict is not Verdict.HOLDS]
     if shown:
-        out.print(_checks_table(report, shown))
+        yield ""
+        yield from _table(shown, report, colour)
+        yield ""
     if everything and report.unresolved:
-        out.print("not followed, and not called fine:")
+        yield "not followed, and not called fine:"
         for each in report.unresolved:
-            out.print(f"  {short(each.call_site, report)}  {each.symbol}\n    {each.reason}")
-    for line in foot_lines(report):
-        out.print(line)
+            yield from _wrapped(f"{short(each.call_site, report)}  {each.symbol}", "  ")
+            yield from _wrapped(each.reason, "    ")
+    yield from foot_lines(report)
 
 
 def head_lines(report: Report) -> Iterator[str]:
@@ -58,9 +63,9 @@ def head_lines(report: Report) -> Iterator[str]:
         yield f"{name} {build.version or '(no version)'}, {build.kind}{commit}"
         yield f"    {build.package_dir}"
     for note in report.notes:
-        yield f"note: {note}"
+        yield from _wrapped(f"note: {note}", "", "      ")
     for edited in report.edited:
-        yield f"edited by hand: {edited.path} differs from its wheel's RECORD"
+        yield f"edited by hand, not as its wheel's RECORD has it: {edited.path}"
         if edited.stands_in_for:
             yield f"    the edit stands in for shim {', '.join(edited.stands_in_for)}"
 
@@ -71,7 +76,7 @@ def foot_lines(report: Report) -> Iterator[str]:
     yield f"{counts}; {len(report.unresolved)} not followed (--all lists them)"
     yield {
         Verdict.BROKEN: "BROKEN: extraction fails, or would be wrong, on this pair of builds.",
-        Verdict.CANNOT_TELL: "CANNOT TELL: apply() refuses on this pair of builds.",
+        Verdict.CANNOT_TELL: "CANNOT TELL: something on this pair of builds cannot be judged.",
         Verdict.REPAIRED: "OK: everything holds or is repaired by apply().",
         Verdict.HOLDS: "OK: everything holds.",
     }[report.verdict]
@@ -87,20 +92,22 @@ def short(site: str, report: Report) -> str:
     return site
 
 
-def _checks_table(report: Report, checks: Iterable[Check]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=WIDTH, show_edge=False)
-    table.add_column("decision", no_wrap=True, min_width=11)
-    table.add_column("call site, and what it needs", width=40, overflow="fold")
-    table.add_column("what was found", ratio=1, overflow="fold")
+def _table(checks: Iterable[Check], report: Report, colour: bool) -> Iterator[str]:
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if colour else WIDTH
+    found_width = max(width - _VERDICT_WIDTH - _PLACE_WIDTH, 30)
+    head = ("decision", "call site, and what it needs", "what was found")
+    yield f"{head[0]:<{_VERDICT_WIDTH}}{head[1]:<{_PLACE_WIDTH}}{head[2]}"
+    yield "-" * (_VERDICT_WIDTH + _PLACE_WIDTH + found_width)
     for check in checks:
-        verdict = Text(check.verdict.value, style=_STYLES[check.verdict])
-        place = f"{check.call_site.rpartition('/')[2]}\n{_tail(check.symbol)}"
-        table.add_row(verdict, place, "\n".join(_found_lines(check, report)))
-    return table
+        places = [check.call_site.rpartition("/")[2], _tail(check.symbol)]
+        left = [part for place in places for part in textwrap.wrap(place, _PLACE_WIDTH - 2)]
+        lines = _found_lines(check, report)
+        right = [part for line in lines for part in textwrap.wrap(line, found_width)]
+        for number, (place, found) in enumerate(zip_longest(left, right, fillvalue="")):
+            verdict = f"{check.verdict.value if number == 0 else '':<{_VERDICT_WIDTH}}"
+            if colour and number == 0:
+                verdict = f"\x1b[{_COLOURS[check.verdict]}m{verdict}\x1b[0m"
+            yield f"{verdict}{place:<{_PLACE_WIDTH}}{found}".rstrip()
 
 
 def _tail(symbol: str) -> str:
@@ -128,3 +135,13 @@ def _found_lines(check: Check, report: Report) -> Iterator[str]:
         yield f"shim {check.shim}"
     elif check.remedy:
         yield check.remedy
+
+
+def _wrapped(text: str, indent: str, further: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+    )

@@ -179,7 +179,7 @@ def test_a_moved_symbol_is_found_where_it_is_now(tmp_path: Path) -> None:
             "broken",
             3,
             "vllm.core.get_groups",
-            "module vllm.core has no get_groups; there is vllm.moved.get_groups",
+            "module vllm.core has no get_groups; it is in vllm.moved",
         )
     ]
 

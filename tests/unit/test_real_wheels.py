@@ -187,10 +187,7 @@ def test_a_moved_symbol_is_found_where_it_went() -> None:
     moved = EditedSource(source, {"vllm.v1.core.hashing": "def init_none_hash(hash_fn): ...\n"})
     report = judge(facts_of(speculators("0.4.0.1"), moved))
     reasons = [each.reason for each in report.problems]
-    assert (
-        f"module {UTILS} has no init_none_hash; there is vllm.v1.core.hashing.init_none_hash"
-        in reasons
-    )
+    assert f"module {UTILS} has no init_none_hash; it is in vllm.v1.core.hashing" in reasons
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,7 @@ def test_the_moves_of_0_33_0_are_found_and_the_new_places_named() -> None:
     reasons = {each.reason for each in found if each.kind == "import" and each.reason}
     planning, builder = "vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_config_builder"
     assert reasons == {
-        f"module {UTILS} has no {name}; there is {place}.{name}"
+        f"module {UTILS} has no {name}; it is in {place}"
         for name, place in (
             ("_get_kv_cache_groups_uniform_spec", planning),
             ("unify_hybrid_kv_cache_specs", planning),

@@ -44,18 +44,18 @@ def verify_patches(
     """
     from eagle3compat.cache import FactsCache
     from eagle3compat.report import Report, reports_to_dict
-    from eagle3compat.table import console, show_report
+    from eagle3compat.table import show_report
     from eagle3compat.verify import verify
 
     reports: list[Report] = []
     cache = FactsCache.of_user()
     specs: list[str | None] = [*vllm] if vllm else [None]
     for number, spec in enumerate(specs, 1):
-        if sys.stderr.isatty() and (len(specs) > 1 or level != "static"):
+        if sys.stderr.isatty() and (spec is not None or level != "static"):
             print(f"[{number}/{len(specs)}] {spec or 'installed'} …", file=sys.stderr, flush=True)
         reports.append(verify(spec, speculators, transformers, level, cache))
         if not as_json:
-            show_report(reports[-1], console(), everything)
+            show_report(reports[-1], everything)
     if as_json:
         typer.echo(json.dumps(reports_to_dict(tuple(reports)), indent=2))
     raise typer.Exit(max(each.exit_status for each in reports))
