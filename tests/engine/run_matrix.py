@@ -1,0 +1,289 @@
+"""Runs cells of the matrix: an environment a vLLM, the hard batches in it, the cell written.
+
+``nox -s matrix`` calls it. It can be interrupted at any time: cells that are right or refused are
+not run again, unless they are named with ``--only`` or ``--again`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+from running import CPU_ENVIRONMENT
+
+from eagle3compat import __version__
+from eagle3compat.errors import InputError
+from eagle3compat.matrix import PATH, Cell, Pins, read_matrix, summary, write_matrix
+from eagle3compat.tiny import write_tiny_kimi
+from eagle3compat.tiny.configuration import Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECULATORS = ("0.3.0", "0.4.0.1")
+OWN_REQUIREMENTS = ("wrapt", "packaging", "griffelib", "pyyaml", "typer", "rich", "pydantic")
+SUITE_SECONDS = 540
+OURS = ("Refusal:", "InputError:", "PatchError:")
+
+# Run inside a cell's environment: what is there, and which requirements it does not meet.
+DESCRIBE = """
+import json, platform
+from importlib.metadata import PackageNotFoundError, requires, version
+from packaging.requirements import Requirement
+from eagle3compat.installed import find_build
+def there(name):
+    try: return version(name)
+    except PackageNotFoundError: return None
+vllm = find_build("vllm")
+not_met = []
+for owner in (vllm.distribution, "speculators"):
+    for line in requires(owner) or ():
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}): continue
+        found = there(wanted.name)
+        if found is None or not wanted.specifier.contains(found, prereleases=True):
+            not_met.append(f"{owner}: {wanted.name}{wanted.specifier} ({found or 'not there'})")
+print(json.dumps({"distribution": vllm.distribution, "commit": vllm.commit,
+    "python": platform.python_version(), "torch": there("torch"),
+    "transformers": there("transformers"), "not_met": sorted(set(not_met))}))
+"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A cell to be run."""
+
+    speculators: str
+    pins: Pins
+    runner: str = "V1"
+
+    @property
+    def title(self) -> str:
+        runner = "" if self.runner == "V1" else f", model runner {self.runner}"
+        return f"speculators {self.speculators} x {self.pins.distribution} {self.pins.vllm}{runner}"
+
+
+class CannotInstall(Exception):
+    """An environment cannot be made; the message is the installer's own."""
+
+
+class Environment:
+    """The environment of one vLLM build; both speculators take turns in it."""
+
+    def __init__(self, folder: Path, pins: Pins) -> None:
+        self.folder = folder
+        self.pins = pins
+        self.python = folder / "bin" / "python"
+
+    def make(self) -> None:
+        """Make it, with vLLM and this project, unless it is there already."""
+        if (self.folder / "whole").is_file():
+            return
+        self.remove()
+        _uv("venv", "--python", self.pins.python, str(self.folder))
+        self._install(
+            f"{self.pins.distribution}=={self.pins.vllm}", *self.pins.requires, *OWN_REQUIREMENTS
+        )
+        self._install("--no-deps", "--editable", str(ROOT))
+        if self.pins.platform_metadata:
+            self._add_metadata()
+        (self.folder / "whole").touch()
+
+    def put_in(self, speculators: str) -> None:
+        """Install this speculators, and what it needs that is not there yet."""
+        # What vLLM brought stays: of two releases that cannot agree, vLLM's wish is met.
+        kept = subprocess.run(
+            [_uv_program(), "pip", "freeze", "--exclude-editable", "--python", str(self.python)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        lines = [line for line in kept.splitlines() if not line.startswith("speculators==")]
+        self._install(f"speculators=={speculators}", overrides=[each for each in lines if each])
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _install(self, *arguments: str, overrides: Sequence[str] | None = None) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join(self.pins.overrides if overrides is None else overrides))
+            file.flush()
+            options = ("--python", str(self.python), "--override", file.name)
+            if Version(self.pins.vllm).is_prerelease:
+                options += ("--prerelease", "allow")
+            _uv("pip", "install", *options, *arguments)
+
+    def _add_metadata(self) -> None:
+        (site_packages,) = self.folder.glob("lib/python*/site-packages")
+        version = f"{Version(self.pins.vllm).public}+cpu"
+        folder = site_packages / f"vllm-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def run_cell(wanted: Wanted, environment: Environment, models: Path) -> Cell:
+    """Run the hard batches on one pair of builds."""
+    pins = wanted.pins
+    base: dict[str, Any] = {
+        "speculators": wanted.speculators,
+        "vllm": pins.vllm,
+        "distribution": pins.distribution,
+        "python": pins.python,
+        "model": pins.model,
+        "runner": wanted.runner,
+        "date": date.today().isoformat(),
+        "eagle3compat": __version__,
+    }
+    try:
+        environment.make()
+        environment.put_in(wanted.speculators)
+    except CannotInstall as error:
+        return Cell(**base, result="cannot install", detail=str(error))
+    described = subprocess.run(
+        [environment.python, "-c", DESCRIBE], capture_output=True, text=True, check=True
+    ).stdout
+    base |= json.loads(described)
+    return Cell(**base, **_run_suite(wanted, environment, models))
+
+
+def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[str, Any]:
+    model, control = (_checkpoint(models, wanted.pins.model, seed) for seed in (0, 1))
+    out = models / "outcome.json"
+    out.unlink(missing_ok=True)
+    variables = os.environ | CPU_ENVIRONMENT
+    if wanted.runner == "V2":
+        variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [environment.python, "-m", "eagle3compat.suite", model, control, out],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=SUITE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"result": "raised", "detail": f"no end after {SUITE_SECONDS} s"}
+    seconds = round(time.monotonic() - start)
+    (environment.folder / "suite.log").write_text(done.stdout + done.stderr)
+    if not out.is_file():
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        kind = "refused" if any(mark in last for mark in OURS) else "raised"
+        return {"result": kind, "detail": last[:300], "seconds": seconds}
+    return {**_in_cell(json.loads(out.read_text())), "seconds": seconds}
+
+
+def _in_cell(outcome: dict[str, Any]) -> dict[str, Any]:
+    calls = outcome["calls"]
+    failed = [call for call in calls if call["result"] != "right"]
+    cell = {
+        "shims": outcome["shims"],
+        "settled": outcome["settled"],
+        "calls": len(calls) - len(failed),
+        "worst": outcome["worst"] if math.isfinite(outcome["worst"]) else None,
+    }
+    if outcome["right"]:
+        return {**cell, "result": "right"}
+    if not failed:
+        return {**cell, "result": "wrong", "detail": "another model's states would pass too"}
+    first = failed[0]
+    detail = f"{first['name']}: {first['detail']}"
+    if first["result"] != "raised":
+        return {**cell, "result": "wrong", "detail": detail}
+    kind = "refused" if first["detail"].startswith(OURS) else "raised"
+    return {**cell, "result": kind, "detail": detail}
+
+
+def _checkpoint(models: Path, name: str, seed: int) -> Path:
+    folder = models / f"{name}-{seed}"
+    if not folder.is_dir():
+        variant = Variant(text_only=name == "deepseek-v3")
+        write_tiny_kimi(folder, seed=seed, variant=variant)
+    return folder
+
+
+def _uv_program() -> str:
+    program = shutil.which("uv")
+    if program is None:
+        raise InputError("uv is not on the path; install it: python3 -m pip install uv")
+    return program
+
+
+def _uv(*arguments: str) -> None:
+    done = subprocess.run(
+        [_uv_program(), *arguments, "--quiet"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        words = " ".join(done.stderr.split())
+        raise CannotInstall(words[:300])
+
+
+def cells_to_run(options: argparse.Namespace) -> list[Wanted]:
+    """The cells that are asked for and not there yet, those of one vLLM together."""
+    matrix = read_matrix()
+    if options.only:
+        speculators, vllm = options.only
+        return [Wanted(speculators, matrix.pins_of(vllm), options.runner)]
+    there = {
+        (cell.speculators, cell.vllm, cell.runner)
+        for cell in matrix.cells
+        if cell.result in ("right", "refused") and not options.again
+    }
+    return [
+        Wanted(speculators, pins, options.runner)
+        for pins in matrix.pins
+        if options.vllm in (None, pins.vllm)
+        for speculators in SPECULATORS
+        if (speculators, pins.vllm, options.runner) not in there
+    ]
+
+
+def run_all(cells: Sequence[Wanted], folder: Path, keep: bool) -> Iterator[Cell]:
+    """Run cells one after the other, write each, and remove environments that are done with."""
+    with tempfile.TemporaryDirectory(prefix="eagle3compat-matrix-") as models:
+        for index, wanted in enumerate(cells):
+            print(f"[{index + 1}/{len(cells)}] {wanted.title} ...", flush=True)
+            environment = Environment(folder / wanted.pins.vllm, wanted.pins)
+            cell = run_cell(wanted, environment, Path(models))
+            write_matrix(read_matrix().with_cell(cell))
+            print(f"    {cell.words} ({cell.seconds} s)", flush=True)
+            is_last = index + 1 == len(cells) or cells[index + 1].pins != wanted.pins
+            if is_last and not keep:
+                environment.remove()
+            yield cell
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs=2, metavar=("SPECULATORS", "VLLM"))
+    parser.add_argument("--vllm", help="the cells of this vLLM alone")
+    parser.add_argument("--runner", default="V1", choices=("V1", "V2"), help="vLLM's model runner")
+    parser.add_argument("--again", action="store_true", help="run cells that are there, too")
+    parser.add_argument("--keep", action="store_true", help="keep the environments")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".nox" / "matrix-environments")
+    options = parser.parse_args()
+    try:
+        cells = cells_to_run(options)
+        print(f"{len(cells)} cells to run; results go to {PATH.resolve()}")
+        done = list(run_all(cells, options.environments, options.keep))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(", ".join(f"{count} {result}" for result, count in summary(done).items()) or "nothing")
+    return 1 if any(cell.result in ("wrong", "raised") for cell in done) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
