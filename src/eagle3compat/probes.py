@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
 from eagle3compat.shim import Finding, Status
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from eagle3compat.facts import Call, Facts
 
 Probe = Callable[["Facts"], Finding]
+_Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def call_binds(
@@ -65,29 +67,34 @@ def _repaired(
 
 
 def function_text(text: str, qualname: str) -> str | None:
-    """The source of a function or class in a module's text, its decorators included."""
-    lines = text.splitlines()
-    start, indent = 0, -1
+    """The source of a function or class, its decorators included.
+
+    Returns:
+        The lines without trailing blanks; None where it is not defined once in its scope, or the
+        text is no Python.
+    """
+    scope: ast.Module | _Definition | None = _parsed(text)
     for name in qualname.split("."):
-        head = re.compile(rf"^(\s*)(?:async\s+def|def|class)\s+{re.escape(name)}\b")
-        for number in range(start, len(lines)):
-            found = head.match(lines[number])
-            if found is not None and len(found[1]) > indent:
-                start, indent = number, len(found[1])
-                break
-        else:
-            return None
-    end = start + 1
-    while start and lines[start - 1].startswith(" " * indent + "@"):
-        start -= 1
-    while end < len(lines) and _continues(lines[end], indent):
-        end += 1
-    return "\n".join(line.rstrip() for line in lines[start:end]).rstrip()
+        scope = None if scope is None else _defined_in(scope, name)
+    if scope is None or isinstance(scope, ast.Module):
+        return None
+    start = min(each.lineno for each in (scope, *scope.decorator_list))
+    lines = text.split("\n")[start - 1 : scope.end_lineno]
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _continues(line: str, indent: int) -> bool:
-    stripped = line.lstrip()
-    return not stripped or len(line) - len(stripped) > indent or stripped.startswith(")")
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _defined_in(scope: ast.Module | _Definition, name: str) -> _Definition | None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [node for node in scope.body if isinstance(node, kinds) and node.name == name]
+    return found[0] if len(found) == 1 else None
 
 
 def digest(text: str, qualname: str) -> str | None:

@@ -428,10 +428,10 @@ def test_a_step_that_was_not_announced_is_no_request(extension: Any) -> None:
 
 
 def test_an_announcement_is_good_for_one_step(extension: Any) -> None:
-    chunk = Chunk("req_0_0", 0, (1, 2), 2)
+    chunk, dummy = Chunk("req_0_0", 0, (1, 2), 2), Chunk("dummy", 0, (0, 0, 0), 3)
     extension._expect_chunks([chunk])
     extension.run([chunk], ["req_0_0"])
-    extension.run([chunk], ["req_0_0"])
+    extension.run([dummy], ["dummy"])
     assert extension._get_captured_states()[0][:, 0].tolist() == [11, 21]
 
 
