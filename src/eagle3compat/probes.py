@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from eagle3compat.shim import Finding, Status
 
@@ -70,17 +70,19 @@ def function_text(text: str, qualname: str) -> str | None:
     """The source of a function or class, its decorators included.
 
     Returns:
-        The lines without trailing blanks; None where it is not defined once in its scope, or the
-        text is no Python.
+        The lines without trailing blanks, of every definition where there are several (overloads,
+        conditions, a later one by hand); None where there is none, or the text is no Python.
     """
-    scope: ast.Module | _Definition | None = _parsed(text)
+    module = _parsed(text)
+    found: list[Any] = [] if module is None else [module]
     for name in qualname.split("."):
-        scope = None if scope is None else _defined_in(scope, name)
-    if scope is None or isinstance(scope, ast.Module):
-        return None
-    start = min(each.lineno for each in (scope, *scope.decorator_list))
-    lines = text.split("\n")[start - 1 : scope.end_lineno]
-    return "\n".join(line.rstrip() for line in lines)
+        found = [inner for scope in found for inner in _defined_in(scope, name)]
+    lines = text.split("\n")
+    wanted: list[str] = []
+    for definition in found:
+        start = min(each.lineno for each in (definition, *definition.decorator_list))
+        wanted += lines[start - 1 : definition.end_lineno]
+    return "\n".join(line.rstrip() for line in wanted) if found else None
 
 
 @lru_cache(maxsize=4)
@@ -91,10 +93,15 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def _defined_in(scope: ast.Module | _Definition, name: str) -> _Definition | None:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    found = [node for node in scope.body if isinstance(node, kinds) and node.name == name]
-    return found[0] if len(found) == 1 else None
+def _defined_in(scope: Any, name: str) -> Iterator[_Definition]:
+    """Functions and classes of a name in a scope, in its conditions and other blocks too."""
+    for block in ("body", "orelse", "finalbody", "handlers"):
+        for node in getattr(scope, block, ()):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                if node.name == name:
+                    yield node
+            else:
+                yield from _defined_in(node, name)
 
 
 def digest(text: str, qualname: str) -> str | None:

@@ -74,9 +74,25 @@ def test_what_is_not_defined_has_no_text(qualname: str) -> None:
     assert digest(TEXT, qualname) is None
 
 
-def test_what_is_defined_twice_or_is_no_python_has_no_text() -> None:
-    assert function_text(f"{TEXT}\n\ndef first(): ...\n", "first") is None
+def test_text_that_is_no_python_has_no_functions() -> None:
     assert function_text(f"{TEXT})", "first") is None
+
+
+def test_of_several_definitions_all_count() -> None:
+    text = "if fast:\n    def run(): return 1\nelse:\n    def run(): return 2\nclass run: ...\n"
+    expected = "    def run(): return 1\n    def run(): return 2\nclass run: ..."
+    assert function_text(text, "run") == expected
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        "class Holder:\n    def method(self): ...\n",
+        "try:\n    pass\nexcept Exception:\n    class Holder:\n        def method(self): ...\n",
+    ],
+)
+def test_a_second_definition_by_hand_changes_the_digest(added: str) -> None:
+    assert digest(TEXT + added, "Holder.method") != digest(TEXT, "Holder.method")
 
 
 @pytest.mark.parametrize(
