@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -26,7 +26,6 @@ class _Subcommand:
 
     module: str
     function: str
-    context_settings: dict[str, Any] = field(default_factory=dict)
 
     def load(self, name: str | None = None) -> typer.Typer:
         module = import_module(f"eagle3compat.commands.{self.module}")
