@@ -88,7 +88,9 @@ class ReferenceModel:
             model = _load_language_model(model_dir, config["text_config"])
         else:
             model = _load_plain(model_dir)
-        layers = getattr(model.base_model, "layers", None)
+        # Gemma 3's base_model is the whole model in transformers 4.
+        decoders = (model.base_model, getattr(model, "model", None))
+        layers = next((d.layers for d in decoders if hasattr(d, "layers")), None)
         if layers is None:
             raise InputError(
                 f"{model_dir}: expected a decoder with `layers`, found "
