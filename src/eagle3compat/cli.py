@@ -44,6 +44,7 @@ _SUBCOMMANDS = {
     "drift": _Subcommand("verify", "drift"),
     "bug-report": _Subcommand("verify", "bug_report"),
     "shims": _Subcommand("shims", "shims"),
+    "matrix": _Subcommand("matrix", "matrix"),
 }
 
 

