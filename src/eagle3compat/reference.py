@@ -89,8 +89,8 @@ class ReferenceModel:
         else:
             model = _load_plain(model_dir)
         # Gemma 3's base_model is the whole model in transformers 4.
-        decoders = (model.base_model, getattr(model, "model", None))
-        layers = next((d.layers for d in decoders if hasattr(d, "layers")), None)
+        decoders: tuple[Any, ...] = (model.base_model, getattr(model, "model", None))
+        layers = next((each.layers for each in decoders if hasattr(each, "layers")), None)
         if layers is None:
             raise InputError(
                 f"{model_dir}: expected a decoder with `layers`, found "
