@@ -7,9 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import wrapt
-
-from eagle3compat.patching import Patcher
+from eagle3compat.patching import Patcher, overlaid
 from eagle3compat.settled import settle
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
 
@@ -56,12 +54,8 @@ def _query(ask_the_gpu: Callable[..., tuple[int, int]], available: bool) -> tupl
 def _install(module: ModuleType, patcher: Patcher) -> None:
     torch = module.torch
 
-    class Cuda(wrapt.ObjectProxy):  # type: ignore[type-arg]
-        def mem_get_info(self) -> tuple[int, int]:
-            return _query(self.__wrapped__.mem_get_info, self.__wrapped__.is_available())
-
-    class Torch(wrapt.ObjectProxy):  # type: ignore[type-arg]
-        cuda = Cuda(torch.cuda)
+    def ask_cuda() -> tuple[int, int]:
+        return _query(torch.cuda.mem_get_info, torch.cuda.is_available())
 
     def mem_get_info(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> tuple[int, int]:
         # speculators 0.4 asks an NPU itself where there is one.
@@ -70,7 +64,8 @@ def _install(module: ModuleType, patcher: Patcher) -> None:
     if hasattr(module, "mem_get_info"):
         patcher.wrap(module, "mem_get_info", mem_get_info)
     else:
-        patcher.replace(module, "torch", Torch(torch))
+        cuda = overlaid(torch.cuda, mem_get_info=ask_cuda)
+        patcher.replace(module, "torch", overlaid(torch, cuda=cuda))
 
 
 SHIM = Shim(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
-
-import wrapt
+from typing import Any
 
 from eagle3compat.consumer_texts import CONSTRUCT_030, CONSTRUCT_040
-from eagle3compat.patching import Patcher
+from eagle3compat.patching import Patcher, overlaid
 from eagle3compat.probes import known_function
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
 
@@ -16,15 +15,14 @@ _FOUND = Finding(
 )
 
 
-class TrustingTokenizers(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """transformers' AutoTokenizer, for the path that the user named as the verifier."""
-
-    def from_pretrained(self, *args: object, **kwargs: object) -> object:
-        return self.__wrapped__.from_pretrained(*args, **{"trust_remote_code": True} | kwargs)
-
-
 def _install(module: ModuleType, patcher: Patcher) -> None:
-    patcher.replace(module, "AutoTokenizer", TrustingTokenizers(module.AutoTokenizer))
+    tokenizers = module.AutoTokenizer
+
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        # The path is the one that the user named as the verifier.
+        return tokenizers.from_pretrained(*args, **{"trust_remote_code": True} | kwargs)
+
+    patcher.replace(module, "AutoTokenizer", overlaid(tokenizers, from_pretrained=from_pretrained))
 
 
 SHIM = Shim(

@@ -186,6 +186,29 @@ class Facts:
         self._keep(source, f"uses {name}", fingerprint, uses)
         return uses
 
+    def digest(self, module: str, qualname: str) -> str | None:
+        """The digest of a function's text (`probes.digest`), kept between runs.
+
+        Args:
+            module: dotted name of the module.
+            qualname: such as ``Class.method``.
+
+        Returns:
+            None where the module has no text, or defines no such function.
+        """
+        source = self.source_of(module)
+        if source is None:
+            return None
+        place = str(source.build.package_dir), f"digest {module} {qualname}"
+        kept = self._cache.get(*place, source.fingerprint(module))
+        if not isinstance(kept, str):
+            from eagle3compat.probes import digest
+
+            text = self.source_text(module)
+            kept = (text is not None and digest(text, qualname)) or ""
+            self._cache.put(*place, source.fingerprint(module), kept)
+        return kept or None
+
     def save(self) -> None:
         """Keep what was read for the next run, where the user's cache folder can be written."""
         self._cache.save()

@@ -11,17 +11,18 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import wrapt
+if TYPE_CHECKING:
+    # importlib.abc brings a third of what `apply()` would import otherwise.
+    from importlib.abc import Loader
 
 Callback = Callable[[ModuleType], None]
 
 
-class ImportHook(MetaPathFinder):
+class ImportHook:
     """Calls ``callback(module)`` each time one of ``names`` has been executed, until removed.
 
     An exception of the callback makes the import fail, at this and at every later attempt.
@@ -43,10 +44,10 @@ class ImportHook(MetaPathFinder):
             module = sys.modules.get(name)
             if module is None:
                 continue
-            spec: Any = module.__spec__
+            spec = module.__spec__
             if spec is None or not getattr(spec, "_initializing", False):
                 loaded(module)
-            elif type(spec.loader) is not _PatchingLoader:
+            elif not isinstance(spec.loader, _PatchingLoader):
                 _WatchedSpec.watch(spec, self.call)
 
     def remove(self) -> None:
@@ -76,7 +77,7 @@ class ImportHook(MetaPathFinder):
         finally:
             self._searching.now = False
         if spec is not None and spec.loader is not None:
-            spec.loader = cast(Loader, _PatchingLoader(spec.loader, self))
+            spec.loader = cast("Loader", _PatchingLoader(spec.loader, self))
         return spec
 
     def _others_spec(
@@ -92,23 +93,25 @@ class ImportHook(MetaPathFinder):
         return None
 
 
-class _PatchingLoader(wrapt.ObjectProxy):  # type: ignore[type-arg]
+class _PatchingLoader:
     """A module's own loader in every respect, but that it calls back after execution."""
 
     def __init__(self, loader: Loader, hook: ImportHook) -> None:
-        super().__init__(loader)
-        self._self_hook = hook
+        self._loader = loader
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self.__wrapped__.create_module(spec)
-        return module
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self.__wrapped__.exec_module(module)
-        module.__loader__ = self.__wrapped__
+        self._loader.exec_module(module)
+        module.__loader__ = self._loader
         if module.__spec__ is not None:
-            module.__spec__.loader = self.__wrapped__
-        self._self_hook.call(module)
+            module.__spec__.loader = self._loader
+        self._hook.call(module)
 
 
 class _WatchedSpec(ModuleSpec):

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from eagle3compat.errors import BuildNotFoundError
 
@@ -191,6 +190,8 @@ def _metadata_of_wheel(package: str, root: Path) -> Path | None:
 
 
 def _metadata_of_editable(package: str, package_dir: Path, path: Sequence[str]) -> Path | None:
+    from urllib.parse import unquote, urlsplit
+
     for entry in path:
         for metadata_dir in _metadata_folders(package, Path(entry or ".")):
             direct_url = _direct_url(metadata_dir)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-import wrapt
-
 _ABSENT = object()
 
 
@@ -152,6 +150,8 @@ class Patcher:
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Wrap the callable at ``owner.name``; ``wrapper(wrapped, instance, args, kwargs)``."""
+        import wrapt  # here, since it brings asyncio along, and most processes patch nothing
+
         self.replace(owner, name, wrapt.FunctionWrapper(_own_or_inherited(owner, name), wrapper))
 
     def extend(self, owner: Any, name: str, derive: Callable[[type], type]) -> None:
@@ -177,6 +177,17 @@ class Patcher:
             return wrapped(*args, **{key: kwargs[key] for key in kwargs if key != argument})
 
         self.wrap(owner, name, wrapper)
+
+
+def overlaid(thing: Any, **attributes: Any) -> Any:
+    """``thing`` in every respect, but with other values for some of its attributes."""
+    import wrapt
+
+    fixed = {
+        name: staticmethod(value) if isinstance(value, FunctionType) else value
+        for name, value in attributes.items()
+    }
+    return type("Overlaid", (wrapt.ObjectProxy,), fixed)(thing)
 
 
 def _own_or_inherited(owner: Any, name: str) -> Any:

@@ -6,10 +6,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING, TypeAlias
 
 from eagle3compat.errors import InputError, Refusal
 from eagle3compat.installed import Build
@@ -17,6 +14,8 @@ from eagle3compat.shim import GENERATOR, Finding, Shim, Status, all_shims
 
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
+
+Versions: TypeAlias = tuple[str | None, str | None, str | None]
 
 DISABLE_VARIABLE = "EAGLE3COMPAT_DISABLE"
 NATIVE_ROUTE = (
@@ -32,16 +31,27 @@ class Decision:
     Args:
         shim: the shim.
         finding: what its probe found, or why it is off.
-        expected: what the version ranges led to expect; None where they say nothing.
+        versions: of speculators, vLLM and transformers; None where one is not known.
     """
 
     shim: Shim
     finding: Finding
-    expected: bool | None
+    versions: Versions
 
     @property
     def status(self) -> Status:
         return self.finding.status
+
+    @cached_property
+    def expected(self) -> bool | None:
+        """What the version ranges lead to expect; None where they say nothing."""
+        ranges = (self.shim.consumers, self.shim.expected, self.shim.transformers)
+        inside = [
+            _contains(specifier, version)
+            for specifier, version in zip(ranges, self.versions, strict=True)
+            if specifier is not None
+        ]
+        return None if None in inside else all(inside)
 
     @property
     def disagreement(self) -> str | None:
@@ -108,8 +118,10 @@ class Plan:
             first.call_site,
             f"{contract.needs} [{contract.provider}], or a shape that shim {first.shim.id} repairs",
             f"{first.finding.reason}{more}",
-            f"speculators {self.consumer.version} on {self.provider.distribution or 'vllm'} "
-            f"{self.provider.version} is not known to work; run verify-patches for the whole list.",
+            f"speculators {self.consumer.version} ({self.consumer.package_dir}) on "
+            f"{self.provider.distribution or 'vllm'} {self.provider.version} "
+            f"({self.provider.package_dir}) is not known to work; run verify-patches for the whole "
+            "list.",
         )
 
     def _with(self, status: Status) -> tuple[Decision, ...]:
@@ -137,11 +149,19 @@ def make_plan(
         raise InputError(
             f"{DISABLE_VARIABLE}: {', '.join(sorted(unknown))} is no shim; there are {known}"
         )
+    transformers = facts.sources.get("transformers")
+    versions = (
+        consumer.version,
+        provider.version,
+        None if transformers is None else transformers.build.version,
+    )
     if facts.module(GENERATOR) is None:
         gone = Finding(Status.NOT_NEEDED, NATIVE_ROUTE)
-        decisions = tuple(Decision(record, gone, None) for record in shims)
+        decisions = tuple(Decision(record, gone, versions) for record in shims)
         return Plan(consumer, provider, decisions, "native")
-    decisions = tuple(_decide(record, facts, consumer, provider, disabled) for record in shims)
+    decisions = tuple(
+        Decision(record, _finding(record, facts, disabled), versions) for record in shims
+    )
     return Plan(consumer, provider, decisions, "in-process")
 
 
@@ -151,29 +171,17 @@ def disabled_by_environment() -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _decide(
-    record: Shim, facts: Facts, consumer: Build, provider: Build, disabled: Collection[str]
-) -> Decision:
-    expected = _expects(record, facts, consumer, provider)
+def _finding(record: Shim, facts: Facts, disabled: Collection[str]) -> Finding:
     if record.id in disabled or "all" in disabled:
-        return Decision(record, Finding(Status.OFF, f"turned off ({DISABLE_VARIABLE})"), expected)
-    return Decision(record, record.probe(facts), expected)
-
-
-def _expects(record: Shim, facts: Facts, consumer: Build, provider: Build) -> bool | None:
-    inside = [
-        _contains(record.consumers, consumer.version),
-        _contains(record.expected, provider.version),
-    ]
-    if record.transformers is not None:
-        transformers = facts.sources.get("transformers")
-        version = None if transformers is None else transformers.build.version
-        inside.append(_contains(record.transformers, version))
-    return None if None in inside else all(inside)
+        return Finding(Status.OFF, f"turned off ({DISABLE_VARIABLE})")
+    return record.probe(facts)
 
 
 def _contains(specifier: str, version: str | None) -> bool | None:
     """Whether a version lies in a range, by its release numbers: a nightly's suffix sorts low."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
     if version is None:
         return None
     try:

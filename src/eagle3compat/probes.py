@@ -132,7 +132,7 @@ def known_function(module: str, qualname: str, known: Mapping[str, Finding], sho
         text = facts.source_text(module)
         if text is None:
             return Finding(Status.DRIFT, f"no source of {module} to be read")
-        found = digest(text, qualname)
+        found = facts.digest(module, qualname)
         if found is None or found not in known:
             return Finding(
                 Status.DRIFT,

@@ -7,12 +7,13 @@ from functools import cache
 import pytest
 from handmade import EditedSource
 
+from eagle3compat.archives import ArchiveSource
 from eagle3compat.cache import FactsCache
 from eagle3compat.demands import Demands, consumer_modules
 from eagle3compat.facts import Facts
 from eagle3compat.fetching import fetch_wheel
 from eagle3compat.report import Report, Verdict
-from eagle3compat.sources import ArchiveSource, Source
+from eagle3compat.sources import Source
 from eagle3compat.verify import judge
 
 pytestmark = pytest.mark.network

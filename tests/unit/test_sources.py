@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from handmade import install, write_package, write_wheel
 
-from eagle3compat import sources
+from eagle3compat import archives
 from eagle3compat.errors import BuildNotFoundError, InputError
 from eagle3compat.fetching import fetch_wheel
 from eagle3compat.installed import commit_from_version, describe_folder, find_build
@@ -102,16 +102,16 @@ def test_a_zip_bomb_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     wheel = tmp_path / "w.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("vllm/__init__.py", "")
-        archive.writestr("vllm/a.py", b" " * (sources.MAX_MODULE_BYTES + 1))
+        archive.writestr("vllm/a.py", b" " * (archives.MAX_MODULE_BYTES + 1))
     with pytest.raises(InputError, match="larger than"):
         open_source(wheel, "vllm").text("vllm.a")
-    monkeypatch.setattr(sources, "MAX_MEMBERS", 1)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 1)
     with pytest.raises(InputError, match="members"):
         open_source(wheel, "vllm")
 
 
 def test_a_tar_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_SDIST_BYTES", 2**20)
+    monkeypatch.setattr(archives, "MAX_SDIST_BYTES", 2**20)
     sdist = write_sdist(tmp_path, {"v/vllm/__init__.py": b"", "v/big.bin": bytes(2**22)})
     with pytest.raises(InputError, match="unpacks to more than"):
         open_source(sdist, "vllm")
