@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -90,6 +91,10 @@ def test_default_layers_of_a_small_model_name_the_option(place: Path) -> None:
     assert "with --layers" in extract(place)
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is not None,
+    reason="Python goes on from a folder without code to the vLLM that is installed",
+)
 @pytest.mark.parametrize("package", ["vllm", "speculators"])
 def test_a_folder_that_hides_a_build_is_named(place: Path, package: str) -> None:
     (place / "builds" / package / "__init__.py").unlink()
