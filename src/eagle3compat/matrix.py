@@ -25,7 +25,10 @@ HEAD = (
 )
 SCHEMA = 1
 
-Result = Literal["right", "refused", "wrong", "raised", "cannot install"]
+Result = Literal["right", "refused", "wrong", "misordered", "raised", "cannot install"]
+Model = Literal["kimi-k2.5", "deepseek-v3", "qwen3", "gemma3"]
+Runner = Literal["V1", "V2"]
+Applied = Literal["all", "for the CPU", "none"]
 
 
 class _Record(BaseModel):
@@ -51,7 +54,7 @@ class Pins(_Record):
     python: str = "3.11"
     requires: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    model: Literal["kimi-k2.5", "deepseek-v3"] = "kimi-k2.5"
+    model: Model = "kimi-k2.5"
     platform_metadata: bool = False
 
 
@@ -69,8 +72,10 @@ class Cell(_Record):
         not_met: requirements of either side that the environment does not meet, and what is there.
         model: the tiny checkpoint.
         runner: vLLM's model runner, V1 or V2.
+        applied: all shims of the plan; those alone without which the builds do not run on a CPU;
+            or none, to show what the builds do by themselves.
         result: ``right`` on every call, within the tolerance; ``refused`` by us; ``wrong``;
-            ``raised``, by either side; ``cannot install``.
+            ``misordered``, right for other inputs; ``raised``, by either side; ``cannot install``.
         detail: why, or where.
         worst: the largest relative error of a hidden state against transformers in float32.
         calls: calls of the suite that were right.
@@ -89,8 +94,9 @@ class Cell(_Record):
     torch: str | None = None
     transformers: str | None = None
     not_met: tuple[str, ...] = ()
-    model: str
-    runner: Literal["V1", "V2"] = "V1"
+    model: Model
+    runner: Runner = "V1"
+    applied: Applied = "all"
     result: Result
     detail: str = ""
     worst: float | None = None
@@ -129,19 +135,32 @@ class Matrix(_Record):
         raise InputError(f"vLLM {vllm}: the matrix has no pins for it; there are {known}")
 
     def cell(self, speculators: str, vllm: str) -> Cell | None:
-        """The cell of exactly these versions, as run with model runner V1."""
-        for cell in self.cells:
-            if (cell.speculators, cell.vllm, cell.runner) == (speculators, vllm, "V1"):
+        """The cell of exactly these versions: with all shims, model runner V1 and a Kimi-K2.5.
+
+        A vLLM that has no Kimi-K2.5 was run with its language model, a DeepSeek-V3.
+        """
+        for cell in self.main_cells:
+            if (cell.speculators, cell.vllm) == (speculators, vllm):
                 return cell
         return None
+
+    @property
+    def main_cells(self) -> list[Cell]:
+        """The cells of the table: one a pair of builds."""
+        return [
+            cell
+            for cell in self.cells
+            if (cell.runner, cell.applied) == ("V1", "all")
+            and cell.model in ("kimi-k2.5", "deepseek-v3")
+        ]
 
     def nearest(self, speculators: str, vllm: str) -> Cell | None:
         """The cell nearest to these versions: the same speculators, else the nearest one.
 
         Of vLLM's versions the latest that is not later is nearest, else the earliest.
         """
-        consumer = _at_or_before((cell.speculators for cell in self.cells), speculators)
-        of_consumer = [cell for cell in self.cells if cell.speculators == consumer]
+        consumer = _at_or_before((cell.speculators for cell in self.main_cells), speculators)
+        of_consumer = [cell for cell in self.main_cells if cell.speculators == consumer]
         provider = _at_or_before((cell.vllm for cell in of_consumer), vllm)
         return None if consumer is None or provider is None else self.cell(consumer, provider)
 
@@ -149,7 +168,7 @@ class Matrix(_Record):
         """The matrix with this cell, in place of an earlier one of the same builds."""
         key = _key(cell)
         cells = [other for other in self.cells if _key(other) != key] + [cell]
-        cells.sort(key=lambda each: (Version(each.speculators), Version(each.vllm), each.runner))
+        cells.sort(key=lambda each: (Version(each.speculators), Version(each.vllm), _key(each)))
         return self.model_copy(update={"cells": tuple(cells)})
 
 
@@ -192,8 +211,8 @@ def summary(cells: Iterable[Cell]) -> dict[Result, int]:
     return counts
 
 
-def _key(cell: Cell) -> tuple[str, str, str]:
-    return cell.speculators, cell.vllm, cell.runner
+def _key(cell: Cell) -> tuple[str, ...]:
+    return cell.speculators, cell.vllm, cell.runner, cell.model, cell.applied
 
 
 def _at_or_before(versions: Iterable[str], wanted: str) -> str | None:

@@ -107,10 +107,10 @@ def _print_tables(matrix: Matrix) -> None:
         for consumer in _consumers(matrix):
             table.add_row(consumer, *(_coloured(matrix.cell(consumer, vllm)) for vllm in part))
         console.print(table)
-    for cell in matrix.cells:
+    for cell in matrix.main_cells:
         if cell.result != "right":
             typer.echo(f"speculators {cell.speculators} x vLLM {cell.vllm}: {cell.words}")
-    counts = summary(matrix.cells)
+    counts = summary(matrix.main_cells)
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.items()) or "no cells")
 
 
@@ -137,10 +137,10 @@ def _write(file: Path, table: str) -> None:
 def _consumers(matrix: Matrix) -> list[str]:
     from packaging.version import Version
 
-    return sorted({cell.speculators for cell in matrix.cells}, key=Version)
+    return sorted({cell.speculators for cell in matrix.main_cells}, key=Version)
 
 
 def _providers(matrix: Matrix) -> list[str]:
     from packaging.version import Version
 
-    return sorted({cell.vllm for cell in matrix.cells if cell.runner == "V1"}, key=Version)
+    return sorted({cell.vllm for cell in matrix.main_cells}, key=Version)
