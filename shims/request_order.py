@@ -122,9 +122,23 @@ class Witness:
                 raise _refusal("rows at the prompts' positions", "other positions in them")
 
 
+def keep_batches(model_runner: Any) -> None:
+    """Have a runner that keeps no batch, vLLM's V2, keep the one that it prepares for a step."""
+    prepare = getattr(model_runner, "prepare_inputs", None)
+    if hasattr(model_runner, "input_batch") or prepare is None:
+        return
+
+    def prepare_and_keep(*args: Any, **kwargs: Any) -> Any:
+        model_runner._prepared_batch = prepare(*args, **kwargs)
+        return model_runner._prepared_batch
+
+    model_runner.prepare_inputs = prepare_and_keep
+
+
 def batch_order(model_runner: Any) -> list[str] | None:
     """Request ids in the order of the runner's batch in this step; None where it is not kept."""
-    input_batch = getattr(model_runner, "input_batch", None)
+    kept = getattr(model_runner, "_prepared_batch", None)
+    input_batch = getattr(model_runner, "input_batch", kept)
     if input_batch is None:
         return None
     return [request_id for request_id in input_batch.req_ids if request_id is not None]
@@ -186,6 +200,7 @@ def _install_in_worker(module: ModuleType, patcher: Patcher) -> None:
             for part in instance.model_runner.model.modules()
             if vars(part).get("_extension") is instance
         )
+        keep_batches(instance.model_runner)
         instance._chunks = []
         instance._request_rows = {}
         instance._witness = Witness()

@@ -24,6 +24,7 @@ from eagle3compat.shims.request_order import (
     complete,
     in_batch_order,
     input_index,
+    keep_batches,
 )
 
 
@@ -149,6 +150,26 @@ def test_free_places_of_a_batch_are_passed_over() -> None:
 @pytest.mark.parametrize("runner", [SimpleNamespace(), SimpleNamespace(input_batch=None)])
 def test_a_runner_that_keeps_no_batch_has_no_order(runner: Any) -> None:
     assert batch_order(runner) is None
+
+
+def test_a_runner_that_keeps_no_batch_is_made_to_keep_the_one_it_prepares() -> None:
+    """vLLM's V2 runner prepares a batch in each step and hands it on without keeping it."""
+    batches = iter([SimpleNamespace(req_ids=["b", "a"]), SimpleNamespace(req_ids=["c"])])
+    runner = SimpleNamespace(prepare_inputs=lambda scheduler_output: next(batches))
+    keep_batches(runner)
+    assert batch_order(runner) is None
+    assert runner.prepare_inputs("step").req_ids == ["b", "a"]
+    assert batch_order(runner) == ["b", "a"]
+    runner.prepare_inputs(scheduler_output="step")
+    assert batch_order(runner) == ["c"]
+
+
+def test_a_runner_that_keeps_its_batch_is_left_alone() -> None:
+    prepare = Chunk  # any callable
+    runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["a"]), prepare_inputs=prepare)
+    keep_batches(runner)
+    assert runner.prepare_inputs is prepare
+    assert batch_order(runner) == ["a"]
 
 
 A, B = Chunk("a", 0, (1, 2), 2), Chunk("b", 0, (3,), 1)
