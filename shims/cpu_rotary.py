@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from eagle3compat.facts import Facts
 
 _ID = "cpu-rotary"
-_OFF = "-rotary_embedding"
 
 
 def _probe(facts: Facts) -> Finding:
@@ -35,22 +35,33 @@ def _probe(facts: Facts) -> Finding:
     )
 
 
-def _install(module: ModuleType, patcher: Patcher) -> None:
-    def configure(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        from vllm.platforms import current_platform
+def turn_off(shim_id: str, op: str, what: str) -> Callable[[ModuleType, Patcher], None]:
+    """An ``install`` that turns one of vLLM's custom ops off where the platform is the CPU.
 
-        if not current_platform.is_cpu():
-            settle(_ID, "not a CPU: left alone")
-            return wrapped(*args, **kwargs)
-        settle(_ID, "a CPU: rotary embeddings by forward_native")
-        from vllm.config import CompilationConfig
+    Args:
+        shim_id: the shim that notes what was chosen.
+        op: the switch, such as ``-rotary_embedding``.
+        what: what runs by forward_native then.
+    """
 
-        compilation = kwargs.get("compilation_config") or CompilationConfig()
-        if _OFF not in compilation.custom_ops:
-            compilation.custom_ops.append(_OFF)
-        return wrapped(*args, **kwargs | {"compilation_config": compilation})
+    def install(module: ModuleType, patcher: Patcher) -> None:
+        def configure(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            from vllm.platforms import current_platform
 
-    patcher.wrap(module, "VllmConfig", configure)
+            if not current_platform.is_cpu():
+                settle(shim_id, "not a CPU: left alone")
+                return wrapped(*args, **kwargs)
+            settle(shim_id, f"a CPU: {what} by forward_native")
+            from vllm.config import CompilationConfig
+
+            compilation = kwargs.get("compilation_config") or CompilationConfig()
+            if op not in compilation.custom_ops:
+                compilation.custom_ops.append(op)
+            return wrapped(*args, **kwargs | {"compilation_config": compilation})
+
+        patcher.wrap(module, "VllmConfig", configure)
+
+    return install
 
 
 SHIM = Shim(
@@ -67,7 +78,7 @@ SHIM = Shim(
     consumers=">=0.3.0,<0.5",
     expected=">=0.11",
     probe=_probe,
-    patches=(Patch(GENERATOR, _install),),
+    patches=(Patch(GENERATOR, turn_off(_ID, "-rotary_embedding", "rotary embeddings")),),
     process=Process.PARENT,
     why=(
         "With MLA disabled, states differ from the model's by 10 to 100 % from the first layer "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +11,16 @@ from eagle3compat.shim import WORKER, Contract, Finding, Patch, Process, Shim, S
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
 
-_EXPERTS = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
-_MADE_IN_A_STEP = re.compile(r"lambda \w+: SiluAndMul\(")
+_SET = "vllm.config.set_current_vllm_config"
 
 
 def _probe(facts: Facts) -> Finding:
-    text = facts.source_text(_EXPERTS)
-    if text is None or _MADE_IN_A_STEP.search(text) is None:
-        return Finding(Status.NOT_NEEDED, "the CPU's experts make no custom op while they run")
-    if facts.signature("vllm.config.set_current_vllm_config") is None:
-        return Finding(Status.DRIFT, "no vllm.config.set_current_vllm_config to be read")
+    if facts.signature(_SET) is None:
+        return Finding(Status.DRIFT, f"no signature of {_SET} to be read")
     return Finding(
         Status.NEEDED,
-        "the CPU's experts make their activation, a custom op, in each step",
-        "whether the model has experts and runs on a CPU; the config is set for every step",
+        "vLLM sets its current config while it loads a model, not while it runs it",
+        "whether a layer makes a custom op while it runs; the config is set for every step",
     )
 
 
@@ -47,18 +42,21 @@ SHIM = Shim(
         Contract(
             WORKER,
             "_patched_forward",
-            f"{_EXPERTS}.CPUFusedMOE",
+            _SET,
             "layers that ask for no config while they run",
         ),
     ),
     consumers=">=0.3.0,<0.5",
-    expected=">=0.20,<0.25",
+    expected=">=0.11",
     probe=_probe,
     patches=(Patch(WORKER, _install),),
     process=Process.WORKER,
-    why="AssertionError in the first step of a model with experts: Current vLLM config is not set.",
-    upstream="none: mended in vLLM with another change of its CPU kernels",
-    mended_in="vLLM 0.25.0",
-    remove_when="the oldest supported vLLM is 0.25",
+    why=(
+        "Experts on a CPU make their activation in a step, in vLLM 0.14 and from 0.20 to 0.24: an "
+        "AssertionError that the current vLLM config is not set."
+    ),
+    upstream="none: each time mended in vLLM with another change of its CPU kernels",
+    mended_in="vLLM 0.25.0, for the layers known",
+    remove_when="speculators 0.3 and 0.4 are no longer supported",
     after=("model-forward",),
 )

@@ -25,8 +25,6 @@ from eagle3compat.sources import Source, open_source
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "facts"
 SPECULATORS = ("0.3.0", "0.4.0.1")
-FRAGMENTS = {"lambda x: SiluAndMul("}
-"""What probes look for with patterns; what they look for with ``in`` is noted by itself."""
 
 
 class _Asked(str):
@@ -47,7 +45,7 @@ class Recorder(Facts):
         self.signatures: dict[str, str | None] = {}
         self.members: dict[str, dict[str, bool | None]] = {}
         self.texts: dict[str, str | None] = {}
-        self.fragments = set(FRAGMENTS)
+        self.fragments: set[str] = set()
 
     def signature(self, dotted: str) -> Signature | None:
         found = super().signature(dotted)
