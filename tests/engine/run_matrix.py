@@ -217,7 +217,8 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
     except subprocess.TimeoutExpired:
         return {"result": "raised", "detail": f"no end after {SUITE_SECONDS} s"}
     seconds = round(time.monotonic() - start)
-    (environment.folder / "suite.log").write_text(done.stdout + done.stderr)
+    name = "-".join(wanted.key).replace(" ", "-") + ".log"
+    (environment.folder.parent / name).write_text(done.stdout + done.stderr)
     if not out.is_file():
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         kind = "refused" if any(mark in last for mark in OURS) else "raised"
