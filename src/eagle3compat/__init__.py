@@ -15,7 +15,7 @@ __all__ = ["apply", "installed_plan", "restore", "status", "verify"]
 if TYPE_CHECKING:
     from eagle3compat.applying import Status
     from eagle3compat.plan import Plan
-    from eagle3compat.verify import Report
+    from eagle3compat.verification import Report
 
 
 def installed_plan() -> Plan:
@@ -101,6 +101,6 @@ def verify(vllm: str | None = None, speculators: str | None = None) -> Report:
     Returns:
         The same objects that ``verify-patches --json`` prints.
     """
-    from eagle3compat.verify import verify as verify_builds
+    from eagle3compat.verification import verify as verify_builds
 
     return verify_builds(vllm=vllm, speculators=speculators)

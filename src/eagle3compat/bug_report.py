@@ -89,7 +89,7 @@ def _builds() -> Iterator[str]:
 def _judgement() -> Iterator[str]:
     """The plan's decisions with every other check, as verify-patches has them."""
     from eagle3compat.table import short
-    from eagle3compat.verify import verify
+    from eagle3compat.verification import verify
 
     yield "## Plan and checks"
     yield ""

@@ -14,7 +14,7 @@ from eagle3compat.facts import Facts
 from eagle3compat.fetching import fetch_wheel
 from eagle3compat.report import Report, Verdict
 from eagle3compat.sources import Source
-from eagle3compat.verify import judge
+from eagle3compat.verification import judge
 
 pytestmark = pytest.mark.network
 

@@ -45,7 +45,7 @@ def verify_patches(
     from eagle3compat.cache import FactsCache
     from eagle3compat.report import Report, reports_to_dict
     from eagle3compat.table import show_report
-    from eagle3compat.verify import verify
+    from eagle3compat.verification import verify
 
     reports: list[Report] = []
     cache = FactsCache.of_user()

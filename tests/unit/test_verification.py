@@ -20,7 +20,7 @@ from eagle3compat.report import Check, Report, Verdict, reports_to_dict
 from eagle3compat.requirements import unmet
 from eagle3compat.sources import open_source
 from eagle3compat.table import head_lines
-from eagle3compat.verify import judge, verify
+from eagle3compat.verification import judge, verify
 
 OURS = Path(eagle3compat.__file__).resolve().parent.parent
 # A later speculators: its extraction is vLLM's own, and no shim speaks of it.
