@@ -111,7 +111,7 @@ class Cell(_Record):
     def words(self) -> str:
         """The result in a few words."""
         if self.result == "right":
-            return f"right, {self.worst:.0e}"
+            return f"right, {self.worst:.1e}"
         return f"{self.result}: {self.detail}" if self.detail else self.result
 
 

