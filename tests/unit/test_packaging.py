@@ -43,7 +43,8 @@ def _run(*command: str | Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    _run(sys.executable, "-m", "uv", "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
+    # By way of an sdist, which has to be whole as well.
+    _run(sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", folder, ROOT)
     (built,) = folder.glob("*.whl")
     return built
 
