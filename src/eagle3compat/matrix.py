@@ -47,6 +47,7 @@ class Pins(_Record):
         model: the tiny checkpoint that it is run with.
         platform_metadata: whether a distribution named ``vllm`` with "cpu" in its version has to
             be there, by which older builds and nightlies tell that they run on a CPU.
+        preload: whether workers start only with libtcmalloc and libiomp in ``LD_PRELOAD``.
     """
 
     vllm: str
@@ -56,6 +57,7 @@ class Pins(_Record):
     overrides: tuple[str, ...] = ()
     model: Model = "kimi-k2.5"
     platform_metadata: bool = False
+    preload: bool = False
 
 
 class Cell(_Record):
