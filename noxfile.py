@@ -70,15 +70,26 @@ def matrix(session: nox.Session) -> None:
 
     One cell: ``nox -s matrix -- --only 0.4.0.1 0.32.0``; one vLLM: ``-- --vllm 0.32.0``.
     """
-    session.install("-e", ".", "uv")
+    session.install("-e", ".", "uv", "numpy")
     session.run("python", "tests/engine/run_matrix.py", *session.posargs)
     session.run("eagle3compat", "matrix", "--write", "README.md")
 
 
 @nox.session
+def cells(session: nox.Session) -> None:
+    """Run two cells anew, beside the one of ``tests``: the newest release, and a nightly."""
+    session.install("-e", ".", "uv", "numpy")
+    copy = Path(session.create_tmp()) / "matrix.yaml"
+    copy.write_text(Path("compat_matrix.yaml").read_text())
+    for vllm in ("0.32.0", "0.29.1.dev202609171111"):
+        arguments = ("--only", "0.4.0.1", vllm, "--matrix", str(copy))
+        session.run("python", "tests/engine/run_matrix.py", *arguments)
+
+
+@nox.session
 def nightly(session: nox.Session) -> None:
     """Run the newest nightly of vLLM that there is, and say what was found."""
-    session.install("-e", ".", "uv")
+    session.install("-e", ".", "uv", "numpy")
     session.run("python", "tests/engine/run_matrix.py", "--newest-nightly", *session.posargs)
 
 

@@ -288,7 +288,7 @@ def _uv(*arguments: str) -> None:
 
 def cells_to_run(options: argparse.Namespace) -> list[Wanted]:
     """The cells that are asked for and not there yet, those of one vLLM together."""
-    matrix = read_matrix()
+    matrix = read_matrix(options.matrix)
     speculators, pins = SPECULATORS, matrix.pins
     if options.newest_nightly:
         pins = (newest_nightly(),)
@@ -329,21 +329,21 @@ def newest_nightly() -> Pins:
     return Pins(vllm=version, distribution=NIGHTLY, python="3.12", platform_metadata=True)
 
 
-def run_all(cells: Sequence[Wanted], folder: Path, keep: bool, minutes: float) -> Iterator[Cell]:
+def run_all(cells: Sequence[Wanted], options: argparse.Namespace) -> Iterator[Cell]:
     """Run cells one after the other, write each, and remove environments that are done with."""
-    end = time.monotonic() + 60 * minutes
+    end = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="eagle3compat-matrix-") as models:
         for index, wanted in enumerate(cells):
             if time.monotonic() > end:
                 print(f"the time is up; {len(cells) - index} cells are left")
                 return
             print(f"[{index + 1}/{len(cells)}] {wanted.title} ...", flush=True)
-            environment = Environment(folder / wanted.pins.vllm, wanted.pins)
+            environment = Environment(options.environments / wanted.pins.vllm, wanted.pins)
             cell = run_cell(wanted, environment, Path(models))
-            write_matrix(read_matrix().with_cell(cell))
+            write_matrix(read_matrix(options.matrix).with_cell(cell), options.matrix)
             print(f"    {cell.words} ({cell.seconds} s)", flush=True)
             is_last = index + 1 == len(cells) or cells[index + 1].pins != wanted.pins
-            if is_last and not keep:
+            if is_last and not options.keep:
                 environment.remove()
             yield cell
 
@@ -361,12 +361,13 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run cells that are there, too")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start none after these")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
+    parser.add_argument("--matrix", type=Path, default=PATH, help="write to another file")
     parser.add_argument("--environments", type=Path, default=ROOT / ".nox" / "matrix-environments")
     options = parser.parse_args()
     try:
         cells = cells_to_run(options)
-        print(f"{len(cells)} cells to run; results go to {PATH.resolve()}")
-        done = list(run_all(cells, options.environments, options.keep, options.minutes))
+        print(f"{len(cells)} cells to run; results go to {options.matrix.resolve()}")
+        done = list(run_all(cells, options))
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
