@@ -85,14 +85,26 @@ class Rows:
                 f"rows from position {chunk.start} on",
             )
         for layer, rows in zip(self.layers, states, strict=True):
+            if len(rows) != len(chunk.token_ids):
+                raise _refusal(
+                    f"{len(chunk.token_ids)} rows for this step's part of {chunk.request_id}",
+                    f"{len(rows)} in what a decoder layer gave",
+                )
             layer.append(rows)
         self.computed += len(chunk.token_ids)
 
 
 class Witness:
-    """Sees the token ids and positions that pass through the model in one step."""
+    """Sees the token ids and positions that pass through the model in one step.
+
+    Layers that are given no positions leave the token ids alone to speak.
+    """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was seen: what an earlier step did says nothing of the next."""
         self.token_ids: Any = None
         self.positions: Any = None
 
@@ -109,16 +121,18 @@ class Witness:
 
     def check(self, chunks: list[Chunk]) -> None:
         """Raise a ``Refusal`` unless the rows are those of the chunks, in their order."""
+        token_ids, positions = self.token_ids, self.positions
+        self.forget()
         expected_ids = [token for chunk in chunks for token in chunk.token_ids]
-        if self.token_ids is None:
+        if token_ids is None:
             raise _refusal("the token ids of the step at the embedding", "no call of it")
-        if self.token_ids[: len(expected_ids)].tolist() != expected_ids:
+        if token_ids[: len(expected_ids)].tolist() != expected_ids:
             raise _refusal("rows in the order of the runner's batch", "other token ids in them")
-        if self.positions is not None:
+        if positions is not None:
             expected = [
                 chunk.start + offset for chunk in chunks for offset in range(len(chunk.token_ids))
             ]
-            if self.positions[: len(expected)].tolist() != expected:
+            if positions[: len(expected)].tolist() != expected:
                 raise _refusal("rows at the prompts' positions", "other positions in them")
 
 
@@ -158,7 +172,14 @@ def input_index(request_id: str) -> int:
 
 
 def complete(rows: dict[str, Rows]) -> list[tuple[str, list[list[Any]]]]:
-    """Every request's rows in the order of the inputs; raises a ``Refusal`` where any lack."""
+    """Every request's rows in the order of the inputs.
+
+    Raises:
+        Refusal: a request lacks rows, or belongs to another call.
+    """
+    calls = sorted({request_id.rpartition("_")[0] for request_id in rows})
+    if len(calls) > 1:
+        raise _refusal("requests of one call", f"some of {', '.join(calls)} (two at a time?)")
     for request_id, found in rows.items():
         if found.computed != found.prompt_length:
             raise _refusal(
@@ -200,15 +221,22 @@ def _install_in_worker(module: ModuleType, patcher: Patcher) -> None:
             for part in instance.model_runner.model.modules()
             if vars(part).get("_extension") is instance
         )
+        embedding = getattr(decoder, "embed_tokens", None)
+        if embedding is None:
+            raise _refusal(
+                f"token embeddings of {type(decoder).__name__} under the name embed_tokens",
+                "none: nothing would show which tokens its rows are of",
+            )
         keep_batches(instance.model_runner)
         instance._chunks = []
         instance._request_rows = {}
         instance._witness = Witness()
-        decoder.embed_tokens.register_forward_pre_hook(instance._witness.see_embedding)
+        embedding.register_forward_pre_hook(instance._witness.see_embedding)
         decoder.layers[0].register_forward_pre_hook(instance._witness.see_layer, with_kwargs=True)
 
     def expect_chunks(self: Any, chunks: list[Chunk]) -> None:
         self._chunks = chunks
+        self._witness.forget()
 
     def store(self: Any, aux_hidden_states: list[Any]) -> None:
         announced, self._chunks = self._chunks, []

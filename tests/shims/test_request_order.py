@@ -115,28 +115,34 @@ def test_finished_requests_are_forgotten() -> None:
 
 def test_rows_of_a_chunk_that_does_not_follow_the_last_are_refused() -> None:
     rows = Rows(prompt_length=4)
-    rows.add(Chunk("a", 0, (1, 2), 4), ["rows"])
+    rows.add(Chunk("a", 0, (1, 2), 4), [[1, 2]])
     with pytest.raises(Refusal, match=r"rows of a from position 2 on; found rows from position 3"):
-        rows.add(Chunk("a", 3, (4,), 4), ["rows"])
+        rows.add(Chunk("a", 3, (4,), 4), [[4]])
 
 
 def test_rows_that_do_not_begin_at_the_start_are_refused() -> None:
     with pytest.raises(Refusal, match="from position 0 on"):
-        Rows(prompt_length=4).add(Chunk("a", 2, (3, 4), 4), ["rows"])
+        Rows(prompt_length=4).add(Chunk("a", 2, (3, 4), 4), [[3, 4]])
 
 
 def test_a_restart_drops_the_rows_before_it() -> None:
     rows = Rows(prompt_length=3)
-    rows.add(Chunk("a", 0, (1, 2), 3), ["first", "second"])
-    rows.add(Chunk("a", 0, (1, 2, 3), 3), ["first again", "second again"])
-    assert (rows.computed, rows.layers) == (3, [["first again"], ["second again"]])
+    rows.add(Chunk("a", 0, (1, 2), 3), [[11, 21], [12, 22]])
+    rows.add(Chunk("a", 0, (1, 2, 3), 3), [[11, 21, 31], [12, 22, 32]])
+    assert (rows.computed, rows.layers) == (3, [[[11, 21, 31]], [[12, 22, 32]]])
 
 
 def test_every_chunk_has_the_same_layers() -> None:
     rows = Rows(prompt_length=3)
-    rows.add(Chunk("a", 0, (1, 2), 3), ["first", "second"])
+    rows.add(Chunk("a", 0, (1, 2), 3), [[11, 21], [12, 22]])
     with pytest.raises(ValueError, match="shorter"):
-        rows.add(Chunk("a", 2, (3,), 3), ["first"])
+        rows.add(Chunk("a", 2, (3,), 3), [[31]])
+
+
+def test_a_layer_that_gives_too_few_rows_is_refused() -> None:
+    """Counted as if they were there, they would shift the rows of every later prompt."""
+    with pytest.raises(Refusal, match=r"3 rows for this step's part of a; found 2"):
+        Rows(prompt_length=3).add(Chunk("a", 0, (1, 2, 3), 3), [[1, 2, 3], [1, 2]])
 
 
 # --- the order of the batch ----------------------------------------------------------------------
@@ -244,6 +250,13 @@ def test_hidden_states_are_not_taken_for_positions() -> None:
     assert witness.positions.tolist() == [0, 1, 2]
 
 
+def test_what_was_seen_speaks_for_one_step_alone() -> None:
+    witness = witness_of([1, 2, 3], [0, 1, 0])
+    witness.check([A, B])
+    with pytest.raises(Refusal, match="no call of it"):
+        witness.check([A, B])
+
+
 # --- what is handed back -------------------------------------------------------------------------
 
 
@@ -256,6 +269,13 @@ def test_requests_come_in_the_order_of_their_inputs() -> None:
 def test_a_request_that_lacks_rows_is_refused() -> None:
     with pytest.raises(Refusal, match=r"expected 5 rows of req_0_1; found 3"):
         complete({"req_0_0": Rows(2, 2, [[0]]), "req_0_1": Rows(5, 3, [[1]])})
+
+
+def test_requests_of_two_calls_are_refused() -> None:
+    """Two threads in one generator, say: their rows would be dealt out by index alone."""
+    rows = {"req_0_0": Rows(2, 2, [[0]]), "req_1_0": Rows(2, 2, [[1]])}
+    with pytest.raises(Refusal, match=r"requests of one call; found some of req_0, req_1"):
+        complete(rows)
 
 
 # --- installed -----------------------------------------------------------------------------------
@@ -454,6 +474,26 @@ def test_an_announcement_is_good_for_one_step(extension: Any) -> None:
     extension.run([chunk], ["req_0_0"])
     extension.run([dummy], ["dummy"])
     assert extension._get_captured_states()[0][:, 0].tolist() == [11, 21]
+
+
+def test_a_step_past_the_embedding_is_not_taken_for_the_dummy_batch_before_it(
+    extension: Any,
+) -> None:
+    dummy = Chunk("req_0_0", 0, (0, 0), 2)
+    extension.run([dummy], ["req_0_0"])
+    extension._expect_chunks([dummy])
+    with pytest.raises(Refusal, match="no call of it"):
+        extension._store_captured_states([[0, 0], [0, 0]])
+
+
+def test_a_decoder_whose_embedding_goes_by_another_name_is_refused() -> None:
+    with carried_out(module := worker(), SHIM.id):
+        model = decoder()
+        model.wte = model.embed_tokens
+        del model.embed_tokens
+        extension = module.HiddenStatesWorkerExtension(model)
+        with pytest.raises(Refusal, match="embeddings of Decoder under the name embed_tokens"):
+            extension._setup_hidden_states_capture([0, 1])
 
 
 def test_states_are_handed_out_once(extension: Any) -> None:
