@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from eagle3compat.consumer_texts import GENERATE_030, GENERATE_040
+from eagle3compat.errors import Refusal
 from eagle3compat.patching import Patcher
 from eagle3compat.probes import known_function
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
@@ -34,13 +35,28 @@ def _install(module: ModuleType, patcher: Patcher) -> None:
 
     def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return wrapped(*args, **kwargs)
+            results = wrapped(*args, **kwargs)
+            _check_all_computed(instance.scheduler)
+            return results
         except BaseException:
             _abort_all(instance.scheduler, aborted)
             raise
 
     patcher.extend(module, "Scheduler", derive)
     patcher.wrap(module.VllmHiddenStatesGenerator, "generate", generate)
+
+
+def _check_all_computed(scheduler: Any) -> None:
+    """Raise a ``Refusal`` where requests are left: the loop ends when none can be scheduled."""
+    left = sorted(scheduler.requests)
+    if left:
+        raise Refusal(
+            "speculators/data_generation/vllm_hidden_states_generator.py in generate",
+            "every prompt computed when the scheduler has nothing more to do",
+            f"{len(left)} that cannot be scheduled, among them {left[0]}",
+            "The KV cache is too small for a prompt: shorten it, or give the cache more memory "
+            "(gpu_memory_utilization; VLLM_CPU_KVCACHE_SPACE on a CPU).",
+        )
 
 
 def _abort_all(scheduler: Any, aborted: Any) -> None:
@@ -79,7 +95,8 @@ SHIM = Shim(
     why=(
         "In 0.4 a batch of more than 32 requests never gets past the first 32. In both, workers "
         "keep the last requests of every call for good, and a call that failed leaves its "
-        "requests to the next."
+        "requests to the next. In 0.3 a prompt that the KV cache cannot hold, and all after it, "
+        "come back with no rows at all."
     ),
     upstream="none: the generator was removed in speculators 0.5.0 before it was reported",
     mended_in="speculators 0.5.0 (the in-process generator is gone)",

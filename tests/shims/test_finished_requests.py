@@ -9,6 +9,7 @@ import pytest
 from probing import GENERATE_BY_HAND, GENERATOR, Builds
 from standins import carried_out, module_with
 
+from eagle3compat.errors import Refusal
 from eagle3compat.shim import Status
 from eagle3compat.shims.finished_requests import SHIM
 
@@ -111,6 +112,18 @@ def test_a_call_that_failed_leaves_no_request_behind(
             generator.generate(error)
     assert scheduler.requests == {}
     assert scheduler.running == []
+
+
+def test_prompts_that_could_never_be_scheduled_are_refused_and_not_left(
+    module: ModuleType,
+) -> None:
+    """speculators 0.3 hands out empty states for them, and the next call would find them there."""
+    with carried_out(module, SHIM.id, "chunked-prefill"):
+        scheduler = module.Scheduler(request("req_0_1", 0), request("req_0_2", 0))
+        generator = module.VllmHiddenStatesGenerator(scheduler)
+        with pytest.raises(Refusal, match="2 that cannot be scheduled, among them req_0_1"):
+            generator.generate([[1], [2], [3]])
+    assert scheduler.requests == {}
 
 
 def test_a_call_that_succeeds_returns_what_it_did(module: ModuleType) -> None:
