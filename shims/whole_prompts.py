@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,25 @@ from eagle3compat.probes import known_function
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
 
 _FOUND = Finding(Status.NEEDED, "prompts are cut to max_model_len - 1")
+
+
+def as_prompts(token_ids: Any) -> list[list[int]]:
+    """Token ids of each prompt, from a list of lists, arrays or tensors, or one of two dimensions.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    given = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+    prompts = [ids.tolist() if hasattr(ids, "tolist") else ids for ids in given]
+    for index, prompt in enumerate(prompts):
+        if not isinstance(prompt, Sequence) or not all(
+            hasattr(each, "__index__") for each in prompt
+        ):
+            raise InputError(
+                f"prompt {index}: expected a list of whole numbers, one a token, found "
+                f"{reprlib.repr(prompt)}. token_ids is a list of prompts, even for one."
+            )
+    return prompts
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], max_model_len: int, vocabulary: int) -> None:
@@ -43,10 +63,11 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_model_len: int, vocabula
 def _install(module: ModuleType, patcher: Patcher) -> None:
     def generate(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         token_ids = kwargs["token_ids"] if "token_ids" in kwargs else args[0]
-        prompts = [ids.tolist() if hasattr(ids, "tolist") else ids for ids in token_ids]
+        prompts = as_prompts(token_ids)
         config = instance.vllm_config.model_config
         check_prompts(prompts, config.max_model_len, config.get_vocab_size())
-        return wrapped(*args, **kwargs)
+        # An array has no truth value, which is what the generator asks of all but tensors.
+        return wrapped(token_ids if isinstance(token_ids, list) else prompts)
 
     patcher.wrap(module.VllmHiddenStatesGenerator, "generate", generate)
 

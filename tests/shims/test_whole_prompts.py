@@ -102,6 +102,33 @@ def test_tensors_are_looked_into(module: ModuleType) -> None:
             generator.generate(torch.tensor([[1, 2], [3, 50]]))
 
 
+@pytest.mark.parametrize("token_ids", [[1, 2], [[1, 2.0]], [["a"]], ["words"], [None], [[[1, 2]]]])
+def test_what_is_no_list_of_prompts_is_refused(module: ModuleType, token_ids: Any) -> None:
+    with carried_out(module, SHIM.id):
+        generator = module.VllmHiddenStatesGenerator()
+        with pytest.raises(InputError, match="prompt 0: expected a list of whole numbers"):
+            generator.generate(token_ids)
+    assert generator.given is None
+
+
+def test_a_tensor_of_one_dimension_is_refused(module: ModuleType) -> None:
+    torch = pytest.importorskip("torch")
+    with carried_out(module, SHIM.id):
+        generator = module.VllmHiddenStatesGenerator()
+        with pytest.raises(InputError, match="a list of prompts, even for one"):
+            generator.generate(torch.tensor([1, 2, 3]))
+
+
+def test_arrays_and_other_iterables_are_given_as_lists(module: ModuleType) -> None:
+    numpy = pytest.importorskip("numpy")
+    with carried_out(module, SHIM.id):
+        generator = module.VllmHiddenStatesGenerator()
+        for token_ids in (numpy.array([[1, 2], [3, 4]]), ((1, 2), (3, 4)), iter([[1, 2], [3, 4]])):
+            generator.generate(token_ids)
+            assert [list(prompt) for prompt in generator.given] == [[1, 2], [3, 4]]
+            assert isinstance(generator.given, list)
+
+
 def test_no_request_is_made_of_a_batch_with_one_bad_prompt(module: ModuleType) -> None:
     with carried_out(module, SHIM.id):
         generator = module.VllmHiddenStatesGenerator()
