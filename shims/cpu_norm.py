@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
-from eagle3compat.shims.cpu_rotary import turn_off
-
-if TYPE_CHECKING:
-    from eagle3compat.facts import Facts
+from eagle3compat.shim import GENERATOR, Contract, Patch, Process, Shim
+from eagle3compat.shims.cpu_rotary import can_turn_off, turn_off
 
 _ID = "cpu-norm"
 _NORM = "vllm.model_executor.layers.layernorm"
-
-
-def _probe(facts: Facts) -> Finding:
-    calls = facts.calls(GENERATOR, "vllm.config.VllmConfig")
-    signature = facts.signature("vllm.config.VllmConfig")
-    if not calls or signature is None or not signature.names("compilation_config"):
-        return Finding(Status.DRIFT, "VllmConfig is not called, or has no compilation_config")
-    line = calls[0].line
-    text = facts.source_text(_NORM)
-    if text is None or 'CustomOp.register("rms_norm")' not in text:
-        return Finding(
-            Status.DRIFT, "the RMS norm is no custom op that can be turned off", None, line
-        )
-    return Finding(
-        Status.NEEDED,
-        "a CPU kernel that is compiled may read strided rows as if they were contiguous",
-        "whether the platform is the CPU; settled when the engine's config is built",
-        line,
-    )
 
 
 SHIM = Shim(
@@ -46,7 +22,11 @@ SHIM = Shim(
     ),
     consumers=">=0.3.0,<0.5",
     expected=">=0.11",
-    probe=_probe,
+    probe=can_turn_off(
+        _NORM,
+        "rms_norm",
+        "a CPU kernel that is compiled may read strided rows as if they were contiguous",
+    ),
     patches=(Patch(GENERATOR, turn_off(_ID, "-rms_norm", "RMS norms")),),
     process=Process.PARENT,
     why=(

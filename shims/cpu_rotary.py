@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from eagle3compat.patching import Patcher
+from eagle3compat.probes import Probe
 from eagle3compat.settled import settle
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
 
@@ -16,23 +17,32 @@ if TYPE_CHECKING:
 _ID = "cpu-rotary"
 
 
-def _probe(facts: Facts) -> Finding:
-    calls = facts.calls(GENERATOR, "vllm.config.VllmConfig")
-    signature = facts.signature("vllm.config.VllmConfig")
-    if not calls or signature is None or not signature.names("compilation_config"):
-        return Finding(Status.DRIFT, "VllmConfig is not called, or has no compilation_config")
-    line = calls[0].line
-    text = facts.source_text("vllm.model_executor.layers.rotary_embedding.base")
-    if text is None or 'CustomOp.register("rotary_embedding")' not in text:
+def can_turn_off(module: str, op: str, reason: str) -> Probe:
+    """A probe: needed for that reason, and drift where the custom op cannot be turned off.
+
+    Args:
+        module: vLLM's module that registers it.
+        op: its name there.
+        reason: what is wrong with its kernel.
+    """
+
+    def probe(facts: Facts) -> Finding:
+        calls = facts.calls(GENERATOR, "vllm.config.VllmConfig")
+        signature = facts.signature("vllm.config.VllmConfig")
+        if not calls or signature is None or not signature.names("compilation_config"):
+            return Finding(Status.DRIFT, "VllmConfig is not called, or has no compilation_config")
+        line = calls[0].line
+        text = facts.source_text(module)
+        if text is None or f'CustomOp.register("{op}")' not in text:
+            return Finding(Status.DRIFT, f"{op} is no custom op that can be turned off", None, line)
         return Finding(
-            Status.DRIFT, "the rotary embedding is no custom op that can be turned off", None, line
+            Status.NEEDED,
+            reason,
+            "whether the platform is the CPU; settled when the engine's config is built",
+            line,
         )
-    return Finding(
-        Status.NEEDED,
-        "the CPU kernel gives wrong rotations to a strided query or key",
-        "whether the platform is the CPU; settled when the engine's config is built",
-        line,
-    )
+
+    return probe
 
 
 def turn_off(shim_id: str, op: str, what: str) -> Callable[[ModuleType, Patcher], None]:
@@ -77,7 +87,11 @@ SHIM = Shim(
     ),
     consumers=">=0.3.0,<0.5",
     expected=">=0.11",
-    probe=_probe,
+    probe=can_turn_off(
+        "vllm.model_executor.layers.rotary_embedding.base",
+        "rotary_embedding",
+        "the CPU kernel gives wrong rotations to a strided query or key",
+    ),
     patches=(Patch(GENERATOR, turn_off(_ID, "-rotary_embedding", "rotary embeddings")),),
     process=Process.PARENT,
     why=(
