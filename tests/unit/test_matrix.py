@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
+from typer.testing import CliRunner
 
-from eagle3compat.commands.matrix import markdown_table, nearest_lines
+from eagle3compat.commands.matrix import markdown_table, matrix, nearest_lines, today_table
 from eagle3compat.errors import InputError
 from eagle3compat.matrix import Cell, Matrix, Pins, read_matrix, summary, write_matrix
 
@@ -32,11 +34,17 @@ def cell(speculators: str = "0.3.0", vllm: str = "0.16.0", **changes: Any) -> Ce
     return Cell(**(fields | changes))
 
 
+def run(*arguments: str) -> None:
+    application = typer.Typer()
+    application.command()(matrix)
+    CliRunner().invoke(application, arguments, catch_exceptions=False)
+
+
 def matrix_of(*cells: Cell) -> Matrix:
-    matrix = Matrix(schema=1)
+    made = Matrix(schema=1)
     for each in cells:
-        matrix = matrix.with_cell(each)
-    return matrix
+        made = made.with_cell(each)
+    return made
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -98,6 +106,28 @@ def test_the_table_has_a_line_a_vllm_and_says_what_was_not_run() -> None:
     assert lines[0].startswith("| vLLM | speculators 0.3.0 | speculators 0.4.0.1 |")
     assert lines[2].startswith("| 0.16.0 | right, 3.3e-05 | not run |")
     assert lines[3].startswith("| 0.32.0 | not run | refused: because |")
+
+
+def test_what_builds_do_by_themselves_stands_beside_what_they_do_with_us() -> None:
+    alone = cell(applied="none", result="raised", worst=None, detail="ValueError: a | b")
+    lines = today_table(matrix_of(cell(), alone, cell("0.4.0.1"))).splitlines()
+    assert lines[2:] == [
+        "| 0.3.0 | 0.16.0 | kimi-k2.5 | all | right, 3.3e-05 |",
+        "| 0.3.0 | 0.16.0 | kimi-k2.5 | none | raised: ValueError: a \\| b |",
+    ]
+
+
+def test_both_tables_are_written_between_their_marks(tmp_path: Path) -> None:
+    document = tmp_path / "README.md"
+    marks = "a\n<!-- matrix:begin -->\nold\n<!-- matrix:end -->\nb\n"
+    document.write_text(marks + marks.replace("matrix", "today"))
+    run("--write", str(document))
+    text = document.read_text()
+    assert "old" not in text
+    assert text.count("| vLLM |") == 2
+    document.write_text(marks)
+    with pytest.raises(InputError, match="today:begin"):
+        run("--write", str(document))
 
 
 def test_a_vllm_without_pins_is_named_with_those_there_are() -> None:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from eagle3compat.matrix import Cell, Matrix
 
 BEGIN, END = "<!-- matrix:begin -->", "<!-- matrix:end -->"
-"""The lines of a document between which the table stands."""
+BEGIN_TODAY, END_TODAY = "<!-- today:begin -->", "<!-- today:end -->"
+"""The lines of a document between which the tables stand."""
 
 _COLOURS = {"right": "green", "refused": "yellow", "cannot install": "yellow"}
 _ACROSS = 6
@@ -38,7 +39,7 @@ def matrix(
     if for_installed:
         _show_nearest(read_matrix())
     elif write is not None:
-        _write(write, markdown_table(read_matrix()))
+        _write(write, read_matrix())
     elif markdown:
         typer.echo(markdown_table(read_matrix()), nl=False)
     else:
@@ -55,6 +56,20 @@ def markdown_table(matrix: Matrix) -> str:
         ran = next(cell for cell in cells if cell is not None)
         results = [(cell.words if cell else "not run").replace("|", "\\|") for cell in cells]
         lines.append([vllm, *results, ran.transformers or "", ran.python])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def today_table(matrix: Matrix) -> str:
+    """What the builds do by themselves, and with us, as a Markdown table."""
+    lines = [["speculators", "vLLM", "model", "shims", "result"], ["---"] * 5]
+    without = {
+        (cell.speculators, cell.vllm, cell.model) for cell in matrix.cells if cell.applied != "all"
+    }
+    for cell in matrix.cells:
+        key = (cell.speculators, cell.vllm, cell.model)
+        if key in without and cell.runner == "V1":
+            result = cell.words.replace("|", "\\|")
+            lines.append([*key, cell.applied, result])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -122,16 +137,22 @@ def _coloured(cell: Cell | None) -> str:
     return f"[{colour}]{words}[/{colour}]"
 
 
-def _write(file: Path, table: str) -> None:
+def _write(file: Path, matrix: Matrix) -> None:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--write: {file} cannot be read as text ({error}).") from error
-    begin, end = text.find(f"{BEGIN}\n"), text.find(END)
-    if not 0 <= begin < end:
-        raise InputError(f"--write: {file} has no lines {BEGIN} and {END} round the table.")
-    file.write_text(text[: begin + len(BEGIN) + 1] + table + text[end:], encoding="utf-8")
+    text = _with_table(file, text, (BEGIN, END), markdown_table(matrix))
+    text = _with_table(file, text, (BEGIN_TODAY, END_TODAY), today_table(matrix))
+    file.write_text(text, encoding="utf-8")
     typer.echo(f"{file}: the matrix is written anew")
+
+
+def _with_table(file: Path, text: str, marks: tuple[str, str], table: str) -> str:
+    begin, end = text.find(f"{marks[0]}\n"), text.find(marks[1])
+    if not 0 <= begin < end:
+        raise InputError(f"--write: {file} has no lines {' and '.join(marks)} round the table.")
+    return text[: begin + len(marks[0]) + 1] + table + text[end:]
 
 
 def _consumers(matrix: Matrix) -> list[str]:
