@@ -47,6 +47,7 @@ class Pins(_Record):
         model: the tiny checkpoint that it is run with.
         platform_metadata: whether a distribution named ``vllm`` with "cpu" in its version has to
             be there, by which older builds and nightlies tell that they run on a CPU.
+        variables: environment variables that it wants otherwise than the other builds.
         preload: whether workers start only with libtcmalloc and libiomp in ``LD_PRELOAD``.
     """
 
@@ -58,6 +59,7 @@ class Pins(_Record):
     model: Model = "kimi-k2.5"
     platform_metadata: bool = False
     preload: bool = False
+    variables: dict[str, str] = Field(default_factory=dict)
 
 
 class Cell(_Record):

@@ -14,6 +14,7 @@ import math
 import random
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -183,6 +184,7 @@ def run_suite(
     try:
         generator = open_generator(model, asked)
     except Exception as error:  # noqa: BLE001 (what is raised is the result)
+        traceback.print_exc()
         outcomes.append(CallOutcome("engine start", RAISED, math.inf, _one_line(error)))
     else:
         try:
@@ -236,6 +238,7 @@ def _make(
     try:
         results = generator.generate([list(prompt) for prompt in call.prompts])
     except Exception as error:  # noqa: BLE001 (what is raised is the result)
+        traceback.print_exc()
         return CallOutcome(call.name, RAISED, math.inf, _one_line(error)), None
     found = [result["hidden_states"] for result in results]
     return judge(call, found, _expected(wanted, call.prompts, tuple(layers))), found

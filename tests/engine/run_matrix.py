@@ -211,7 +211,7 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
     model, control = (_checkpoint(models, wanted.model, seed) for seed in (0, 1))
     out = models / "outcome.json"
     out.unlink(missing_ok=True)
-    variables = os.environ | CPU_ENVIRONMENT
+    variables = os.environ | CPU_ENVIRONMENT | wanted.pins.variables
     if wanted.runner == "V2":
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     if wanted.pins.preload:
