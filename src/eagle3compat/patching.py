@@ -84,8 +84,12 @@ class Ledger:
         )
 
     def forget(self, module: ModuleType) -> None:
-        """Drop what was replaced in a module whose code has just run anew (a reload)."""
-        self._replacements = [entry for entry in self._replacements if entry.module is not module]
+        """Undo what is left in a module whose code has just run anew (a reload).
+
+        Most of it the code itself has set anew. Classes of before are none of the module's any
+        more and stay patched, for those who hold them.
+        """
+        self._undo(lambda entry: entry.module is module and not isinstance(entry.owner, type))
 
     def undo(self, module: ModuleType | None = None) -> tuple[str, ...]:
         """Undo every replacement, or those of one module, latest first.
@@ -93,10 +97,13 @@ class Ledger:
         Returns:
             The places left alone because somebody patched over them since.
         """
+        return self._undo(lambda entry: module is None or entry.module is module)
+
+    def _undo(self, concerned: Callable[[Replacement], bool]) -> tuple[str, ...]:
         left_alone: dict[tuple[int, str], str] = {}
         kept: list[Replacement] = []
         for entry in reversed(self._replacements):
-            if module is not None and entry.module is not module:
+            if not concerned(entry):
                 kept.append(entry)
                 continue
             key = (id(entry.owner), entry.name)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3compat.patching import Ledger, Patcher
+from eagle3compat.patching import LOADED_MODULES, Ledger, Patcher
 
 
 @pytest.fixture
@@ -117,6 +117,37 @@ def test_undo_of_one_module_keeps_the_others(ledger: Ledger, module: ModuleType)
     assert ledger.live() == ("second",)
     assert ledger.has(other)
     assert not ledger.has(module)
+
+
+def test_what_a_reload_does_not_set_anew_is_undone_by_it(
+    ledger: Ledger, module: ModuleType, patcher: Patcher
+) -> None:
+    def patch() -> None:
+        patcher.replace(module, "constant", 2)
+        patcher.replace(module, "shadowed_builtin", 3)
+        patcher.replace(LOADED_MODULES, "eagle3compat_stand_in", ModuleType("stand_in"))
+
+    patch()
+    module.constant = 1  # as the module's code does when it runs again
+    ledger.forget(module)
+    patch()
+    assert ledger.undo() == ()
+    assert module.constant == 1
+    assert not hasattr(module, "shadowed_builtin")
+    assert "eagle3compat_stand_in" not in sys.modules
+
+
+def test_classes_from_before_a_reload_stay_patched_until_all_is_undone(
+    ledger: Ledger, module: ModuleType, patcher: Patcher
+) -> None:
+    before = module.Base
+    own = vars(before)["method"]
+    patcher.wrap(before, "method", lambda wrapped, instance, args, kwargs: "wrapped")
+    module.Base = type("Base", (), {})
+    ledger.forget(module)
+    assert before().method() == "wrapped"
+    ledger.undo()
+    assert vars(before)["method"] is own
 
 
 def test_a_reference_taken_earlier_is_found_and_named(
