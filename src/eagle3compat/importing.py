@@ -25,7 +25,8 @@ Callback = Callable[[ModuleType], None]
 class ImportHook:
     """Calls ``callback(module)`` each time one of ``names`` has been executed, until removed.
 
-    An exception of the callback makes the import fail, at this and at every later attempt.
+    An exception of the callback makes the import fail, at this and at every later attempt. A
+    module whose reload fails so stays loaded, but empty.
     """
 
     def __init__(self, names: Iterable[str], callback: Callback) -> None:
@@ -111,7 +112,13 @@ class _PatchingLoader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._hook.call(module)
+        try:
+            self._hook.call(module)
+        except BaseException:
+            # importlib.reload leaves the module in sys.modules whatever is raised.
+            for name in [name for name in vars(module) if not name.startswith("__")]:
+                delattr(module, name)
+            raise
 
 
 class _WatchedSpec(ModuleSpec):
@@ -126,12 +133,18 @@ class _WatchedSpec(ModuleSpec):
     def watch(cls, spec: ModuleSpec, watcher: Callback) -> None:
         spec.__dict__["_watcher"] = watcher
         spec.__class__ = cls
+        if not getattr(spec, "_initializing", False):  # made whole by another thread meanwhile
+            cast("_WatchedSpec", spec)._tell()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name != "_initializing" or value:
-            return
-        watcher = self.__dict__.pop("_watcher")
+        if name == "_initializing" and not value:
+            self._tell()
+
+    def _tell(self) -> None:
+        watcher = self.__dict__.pop("_watcher", None)
+        if watcher is None:
+            return  # told already
         self.__class__ = ModuleSpec  # type: ignore[assignment]
         module = sys.modules.get(self.name)
         if module is None or module.__spec__ is not self:

@@ -8,6 +8,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -141,6 +142,43 @@ def test_a_reloaded_module_is_patched_anew(recorder: Recorder) -> None:
     for times in (2, 3):
         assert importlib.reload(module).patched
         assert len(recorder.modules) == times
+
+
+def test_a_failing_callback_leaves_nothing_usable_in_a_module_that_is_reloaded(
+    recorder: Recorder,
+) -> None:
+    """importlib.reload keeps it in sys.modules whatever is raised."""
+    recorder.install()
+    module = load()
+    recorder.failure = RuntimeError("cannot patch")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot patch"):
+            importlib.reload(module)
+        assert not hasattr(load(), "complete")
+    recorder.failure = None
+    assert importlib.reload(module).patched
+
+
+def test_a_module_that_becomes_whole_while_we_begin_to_watch_it_is_patched(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load()
+    spec = module.__spec__
+    assert spec is not None
+
+    class SeenHalfImported(type(spec)):  # type: ignore[misc]
+        """Half imported at the first look; another thread ends the import right after it."""
+
+        looks = iter([True])
+
+        @property
+        def _initializing(self) -> bool:
+            return next(self.looks, False)
+
+    spec.__class__ = SeenHalfImported
+    recorder.install()
+    assert recorder.modules == [module]
+    assert type(spec) is ModuleSpec
 
 
 def test_a_module_dropped_and_imported_again_is_patched(recorder: Recorder) -> None:
