@@ -10,7 +10,10 @@ from eagle3compat.consumer_texts import SET_UP_030, SET_UP_040
 from eagle3compat.errors import Refusal
 from eagle3compat.patching import Patcher
 from eagle3compat.probes import known_function
+from eagle3compat.settled import settle
 from eagle3compat.shim import WORKER, Contract, Finding, Patch, Process, Shim, Status
+
+_ID = "decoder-layers"
 
 
 def find_decoder(model: Any, layers: int) -> Any:
@@ -68,6 +71,7 @@ def _install(module: ModuleType, patcher: Patcher) -> None:
         self._captured_states = None
         text_config = self.model_runner.model_config.hf_text_config
         decoder = find_decoder(self.model_runner.model, text_config.num_hidden_layers)
+        settle(_ID, f"{type(decoder).__name__} in {type(self.model_runner.model).__name__}")
         decoder._extension = self
         decoder.forward = types.MethodType(module._patched_forward, decoder)
 
@@ -75,7 +79,7 @@ def _install(module: ModuleType, patcher: Patcher) -> None:
 
 
 SHIM = Shim(
-    id="decoder-layers",
+    id=_ID,
     title="decoder layers found below multimodal wrappers",
     contracts=(
         Contract(

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3compat.errors import InputError
 from eagle3compat.patching import Patcher
+from eagle3compat.settled import settle
 from eagle3compat.shim import WORKER, Contract, Finding, Patch, Process, Shim, Status
 
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
 
+_ID = "float16-scaling"
 _MODEL = "vllm.model_executor.models.deepseek_v2"
 
 
@@ -40,13 +42,14 @@ def _install(module: ModuleType, patcher: Patcher) -> None:
                 f"{factor}, found float16, in which vLLM scales the hidden states. Choose the "
                 "checkpoint's own dtype."
             )
+        settle(_ID, f"{config.dtype}, routed_scaling_factor {factor}: not scaled")
         wrapped(*args, **kwargs)
 
     patcher.wrap(module.HiddenStatesWorkerExtension, "_setup_hidden_states_capture", set_up)
 
 
 SHIM = Shim(
-    id="float16-scaling",
+    id=_ID,
     title="DeepSeek models in float16 are refused",
     contracts=(
         Contract(

@@ -74,7 +74,8 @@ def apply() -> Plan:
 def restore() -> tuple[str, ...]:
     """Undo what ``apply()`` did in this process, exactly.
 
-    A live engine and its workers keep the code that they were started with.
+    A live engine and its workers keep code that they were started with: such a generator refuses
+    to go on, until the same plan is applied again.
 
     Returns:
         What was left alone: places that somebody patched over since, and live generators.

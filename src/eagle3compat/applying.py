@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from eagle3compat import handshake, settled
 from eagle3compat.errors import Eagle3CompatError
@@ -79,8 +80,9 @@ class _Session:
 
     def _executed(self, module: ModuleType) -> None:
         with _lock:
-            self.ledger.forget(module)
-            self._patch(module)
+            if self.hook.active:  # it may have been removed while this thread waited
+                self.ledger.forget(module)
+                self._patch(module)
 
     def _loaded(self, module: ModuleType) -> None:
         if not self.ledger.has(module):
@@ -108,13 +110,21 @@ class _Session:
                 f"{module.__name__}: expected the copy in {folder}, for which the plan was made; "
                 f"found {origin}. Call apply() after sys.path is as it will stay."
             )
+        found = getattr(sys.modules.get("vllm"), "__file__", None)
+        expected = self.payload.provider_dir
+        if found is not None and Path(found).resolve().parent != Path(expected).resolve():
+            raise PatchError(
+                f"{module.__name__}: the plan was made for the vLLM in {expected}, but the one in "
+                f"{found} is loaded. Call apply() after sys.path is as it will stay, and give "
+                "workers the same."
+            )
 
 
 _lock = threading.RLock()
 _session: _Session | None = None
 
 # A lock held across a fork would never be released in the child. The lock is held for short
-# stretches that import nothing and wait for nothing.
+# stretches that wait for nothing, and import nothing but wrapt.
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )
@@ -131,6 +141,9 @@ def start(payload: Payload) -> None:
     with _lock:
         if _session is not None:
             if _session.payload.same_plan(payload):
+                # Forked since, or the environment was changed: children look for this process.
+                _session.payload = payload
+                os.environ[ENVIRONMENT_VARIABLE] = payload.to_json()
                 return
             raise PatchError(
                 "apply(): a plan with other shims is being carried out in this process already; "
@@ -138,19 +151,24 @@ def start(payload: Payload) -> None:
             )
         if payload.shims:
             session.start()
-            os.environ[ENVIRONMENT_VARIABLE] = payload.to_json()
+        # Without shims too: a process further up may have left another plan there.
+        os.environ[ENVIRONMENT_VARIABLE] = payload.to_json()
         _session = session
     stale = session.ledger.stale() + session.old_engines
     if stale:
-        warnings.warn(
-            "made before apply(), and not reached by it: " + "; ".join(stale),
-            StaleReferenceWarning,
-            stacklevel=3,
-        )
+        try:
+            warnings.warn(
+                "made before apply(), and not reached by it: " + "; ".join(stale),
+                StaleReferenceWarning,
+                stacklevel=3,
+            )
+        except StaleReferenceWarning:  # where warnings are errors
+            stop()
+            raise
 
 
 def stop() -> tuple[str, ...]:
-    """Undo what ``start`` did; returns the places left alone, and engines that stay patched."""
+    """Undo what ``start`` did; returns the places left alone, and engines that still live."""
     global _session
     with _lock:
         if _session is None:
@@ -200,10 +218,17 @@ def _patches_by_module(shims: Iterable[Shim]) -> dict[str, list[tuple[str, Patch
 def _engines_of(module: ModuleType) -> tuple[str, ...]:
     """Generators that live now: their engines keep the code that they were made with."""
     generator = vars(module).get("VllmHiddenStatesGenerator")
-    if generator is None:
+    if not isinstance(generator, type):
         return ()
     return tuple(
-        f"a live {generator.__name__} at {id(thing):#x}"
-        for thing in gc.get_referrers(generator)
-        if type(thing) is generator
+        f"a live {kind.__name__} at {id(thing):#x}"
+        for kind in dict.fromkeys(_with_subclasses(generator))
+        for thing in gc.get_referrers(kind)
+        if type(thing) is kind
     )
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)

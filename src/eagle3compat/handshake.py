@@ -2,7 +2,8 @@
 
 Installed with every plan that changes anything. Before the engine starts, the generator finds out
 whether vLLM would load our plugin; before it captures anything, every worker tells which shims
-are live in it.
+are live in it, and afterwards what they chose. A generator that was made before ``apply()``, or
+outlives ``restore()``, is half one thing and half the other: it refuses.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 
 from eagle3compat.errors import Refusal
 from eagle3compat.patching import Patcher
+from eagle3compat.payload import Payload
+from eagle3compat.settled import choices, settle
 from eagle3compat.shim import GENERATOR, WORKER, Patch, shim
 
 ID = "handshake"
 PLUGIN = "eagle3compat"
 REPORT = "_eagle3compat_report"
+MADE_UNDER = "_eagle3compat_made_under"
 
 
 def check_plugin_allowed() -> None:
@@ -66,23 +70,63 @@ def _guard_generator(module: ModuleType, patcher: Patcher) -> None:
         check_plugin_allowed()
         return wrapped(*args, **kwargs)
 
-    def before_capture(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        _greet_workers(instance.executor)
+    def set_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        payload = _current_plan()
+        expected = tuple(name for name in payload.shims if shim(name).process.in_worker)
+        check_reports(expected, _ask_workers(instance.executor))
+        result = wrapped(*args, **kwargs)
+        for report in _ask_workers(instance.executor):
+            for shim_id, choice in report["settled"].items():
+                settle(shim_id, choice)
+        setattr(instance, MADE_UNDER, payload)
+        return result
+
+    def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        _check_made_under(_current_plan(), getattr(instance, MADE_UNDER, None))
         return wrapped(*args, **kwargs)
 
+    def derive(base: Any) -> type:
+        class ExecutorUnderAPlan(base):  # type: ignore[misc]
+            def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+                _current_plan()
+                return super().execute_model(*args, **kwargs)
+
+        return ExecutorUnderAPlan
+
     patcher.wrap(generator, "_create_vllm_config", before_engine)
-    patcher.wrap(generator, "_setup_capture", before_capture)
+    patcher.wrap(generator, "_setup_capture", set_up)
+    patcher.wrap(generator, "generate", generate)
+    patcher.extend(module, "MultiprocExecutor", derive)
 
 
-def _greet_workers(executor: Any) -> None:
+def _current_plan() -> Payload:
     from eagle3compat import applying
 
     payload = applying.current()
     if payload is None:
-        return  # restored since; the engine's processes go on with what they have
-    expected = tuple(name for name in payload.shims if shim(name).process.in_worker)
+        raise Refusal(
+            f"{GENERATOR}.VllmHiddenStatesGenerator",
+            "the plan that its engine was started with",
+            "none: restore() was called since",
+            "Call apply() again, or make the generator anew.",
+        )
+    return payload
+
+
+def _check_made_under(plan: Payload, made_under: Payload | None) -> None:
+    if made_under is not None and made_under.same_plan(plan):
+        return
+    raise Refusal(
+        f"{GENERATOR}.VllmHiddenStatesGenerator.generate",
+        "a generator made under the plan that is applied",
+        "one made before apply()" if made_under is None else "one made under another plan",
+        "Make the generator anew.",
+    )
+
+
+def _ask_workers(executor: Any) -> list[dict[str, Any]]:
     try:
-        reports = executor.collective_rpc(REPORT)
+        reports: list[dict[str, Any]] = executor.collective_rpc(REPORT)
     except Exception as error:
         raise Refusal(
             "vLLM's workers",
@@ -91,16 +135,16 @@ def _greet_workers(executor: Any) -> None:
             "The plugin entry point did not run there: is eagle3compat installed in the "
             "environment of the workers (not only on sys.path)?",
         ) from error
-    check_reports(expected, reports)
+    return reports
 
 
 def _answer(self: Any) -> dict[str, Any]:
-    from eagle3compat import applying, settled
+    from eagle3compat import applying
 
     return {
         "pid": os.getpid(),
         "live": list(applying.status().live),
-        "settled": settled.choices(),
+        "settled": choices(),
     }
 
 

@@ -37,7 +37,7 @@ class Payload:
         try:
             fields = json.loads(text)
             return cls(**(fields | {"shims": tuple(fields["shims"])}))
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{ENVIRONMENT_VARIABLE} holds no plan of ours: {error}") from error
 
     def same_plan(self, other: Payload) -> bool:

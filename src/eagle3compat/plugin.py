@@ -7,7 +7,6 @@ vLLM loads general plugins in every worker before the worker's classes are resol
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 
@@ -34,20 +33,7 @@ def carry_out_in_worker() -> None:
             f"eagle3compat {payload.version} made the plan, but this worker imports "
             f"{__version__} from {__file__}. Give both processes the same environment."
         )
-    _check_provider(payload.provider_dir)
     applying.start(payload)
-
-
-def _check_provider(expected: str) -> None:
-    from eagle3compat.applying import PatchError
-
-    vllm = sys.modules.get("vllm")
-    found = None if vllm is None else getattr(vllm, "__file__", None)
-    if found is not None and Path(found).resolve().parent != Path(expected).resolve():
-        raise PatchError(
-            f"the plan was made for the vLLM in {expected}, but this worker runs the one in "
-            f"{found}. Give both processes the same sys.path."
-        )
 
 
 def _ancestors() -> list[int]:

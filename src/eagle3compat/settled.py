@@ -1,4 +1,4 @@
-"""What conditional decisions turned out to be in this process, for status and handshake."""
+"""What conditional decisions turned out to be, for the latest engine: here and in its workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def settle(shim_id: str, choice: str) -> None:
 
 
 def choices() -> dict[str, str]:
-    """Every choice made in this process, by shim id."""
+    """Every choice made in this process, or heard from workers, by shim id."""
     return dict(_settled)
 
 
