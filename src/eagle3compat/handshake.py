@@ -87,9 +87,24 @@ def _guard_generator(module: ModuleType, patcher: Patcher) -> None:
 
     def derive(base: Any) -> type:
         class ExecutorUnderAPlan(base):  # type: ignore[misc]
+            _failed_step = ""
+
             def execute_model(self, *args: Any, **kwargs: Any) -> Any:
                 _current_plan()
-                return super().execute_model(*args, **kwargs)
+                if self._failed_step:
+                    raise Refusal(
+                        f"{GENERATOR}.VllmHiddenStatesGenerator.generate",
+                        f"{self.world_size} workers that are in step with each other",
+                        f"an earlier step that failed: {self._failed_step}",
+                        "Make the generator anew.",
+                    )
+                try:
+                    return super().execute_model(*args, **kwargs)
+                except BaseException as error:
+                    # One worker told of its failure; the others may be a call further on.
+                    if self.world_size > 1:
+                        self._failed_step = f"{type(error).__name__}: {error}"
+                    raise
 
         return ExecutorUnderAPlan
 

@@ -27,12 +27,14 @@ GENERATOR_TEXT = """
 class MultiprocExecutor:
     def __init__(self, workers):
         self.workers = workers
+        self.world_size = len(workers)
 
     def collective_rpc(self, method, args=()):
         return [getattr(worker, method)(*args) for worker in self.workers]
 
     def execute_model(self, step):
-        return None
+        if isinstance(step, BaseException):
+            raise step
 
     def sample_tokens(self, grammar):
         return "sampled"
@@ -136,6 +138,30 @@ def test_a_generator_of_another_plan_refuses(consumer: Path) -> None:
         applying.start(plan(consumer, "warm-up", "two-phase-step"))
     with pytest.raises(Refusal, match="another plan"):
         generator.generate([[1]])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("rank 0 failed"), KeyboardInterrupt()])
+def test_after_a_failed_step_of_several_workers_the_engine_is_done(
+    consumer: Path, error: BaseException
+) -> None:
+    """The others wait for sample_tokens: the next step would fail in them, and hang here."""
+    applying.start(plan(consumer, "two-phase-step"))
+    generator, worker = both()
+    pair = [worker.HiddenStatesWorkerExtension(), worker.HiddenStatesWorkerExtension()]
+    engine = generator.VllmHiddenStatesGenerator(pair)
+    assert engine.generate([[1]]) == "sampled"
+    with pytest.raises(type(error)):
+        engine.generate(error)
+    with pytest.raises(Refusal, match="2 workers that are in step.*" + type(error).__name__):
+        engine.generate([[1]])
+
+
+def test_after_a_failed_step_of_one_worker_the_engine_goes_on(consumer: Path) -> None:
+    applying.start(plan(consumer, "two-phase-step"))
+    engine = make_generator()
+    with pytest.raises(RuntimeError, match="failed"):
+        engine.generate(RuntimeError("failed"))
+    assert engine.generate([[1]]) == "sampled"
 
 
 def test_what_workers_chose_is_heard(consumer: Path) -> None:
