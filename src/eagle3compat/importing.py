@@ -70,13 +70,15 @@ class ImportHook:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec that the other finders give, with a loader that calls back."""
-        if fullname not in self._names or getattr(self._searching, "now", False):
+        # Other finders may ask for the same name again; or import another of ours meanwhile.
+        searching: set[str] = vars(self._searching).setdefault("names", set())
+        if fullname not in self._names or fullname in searching:
             return None
-        self._searching.now = True
+        searching.add(fullname)
         try:
             spec = self._others_spec(fullname, path, target)
         finally:
-            self._searching.now = False
+            searching.remove(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = cast("Loader", _PatchingLoader(spec.loader, self))
         return spec

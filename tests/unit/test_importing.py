@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -232,6 +233,31 @@ def test_a_patched_module_keeps_its_own_loader(recorder: Recorder) -> None:
     assert type(module.__spec__.loader) is loader
     assert module.__file__ == file
     assert "complete = True" in inspect.getsource(module)
+
+
+def test_a_module_imported_while_another_is_searched_for_is_patched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{NAME}_other"
+    write_target(tmp_path)
+    (tmp_path / f"{other}.py").write_text("complete = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class ImportingFinder:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == NAME:
+                importlib.import_module(other)
+
+    monkeypatch.setattr(sys, "meta_path", [ImportingFinder(), *sys.meta_path])
+    recorder = Recorder(lambda made: ImportHook([NAME, other], made))
+    recorder.install()
+    try:
+        load()
+        assert [module.__name__ for module in recorder.modules] == [other, NAME]
+    finally:
+        recorder.hook.remove()
+        for name in (NAME, other):
+            sys.modules.pop(name, None)
 
 
 def test_modules_of_other_names_are_not_touched(recorder: Recorder) -> None:
