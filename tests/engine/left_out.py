@@ -62,7 +62,7 @@ def repeated_layer(model: Path) -> str:
 
 
 def half_precision(model: Path) -> str:
-    """States in float16, as multiples of those in float32 (median over all values)."""
+    """States in float16, as multiples of those in float32 (median of what is a number)."""
     import torch
 
     from eagle3compat.reference import reference_hidden_states
@@ -81,7 +81,7 @@ def half_precision(model: Path) -> str:
         for result, layers in zip(results, expected, strict=True)
         for found, wanted in zip(result["hidden_states"], layers, strict=True)
     ]
-    return f"multiples of {torch.cat(ratios).median():.2f}"
+    return f"multiples of {torch.cat(ratios).nanmedian():.2f}"
 
 
 def requests_kept(model: Path) -> str:
@@ -124,7 +124,7 @@ CASES = {
     "block hashes": Case(("prefix-caching",), whole_suite, "raised"),
     "order of requests": Case(("request-order",), whole_suite, "results"),
     "first chunk, caught by the proof of rows": Case(
-        ("chunked-prefill",), long_sequence, "expected 228 rows"
+        ("chunked-prefill",), long_sequence, "Nothing of this call is returned"
     ),
     "first chunk, silent": Case(("chunked-prefill", "request-order"), long_sequence, "wrong"),
     "order of layers": Case(("layer-order",), whole_suite, "layers in ascending order"),
