@@ -86,7 +86,7 @@ class _Session:
 
     def _loaded(self, module: ModuleType) -> None:
         if not self.ledger.has(module):
-            self.old_engines += _engines_of(module)
+            self.old_engines += _engines_of(module, but_for=self.payload)
             self._patch(module)
 
     def _patch(self, module: ModuleType) -> None:
@@ -215,8 +215,13 @@ def _patches_by_module(shims: Iterable[Shim]) -> dict[str, list[tuple[str, Patch
     return patches
 
 
-def _engines_of(module: ModuleType) -> tuple[str, ...]:
-    """Generators that live now: their engines keep the code that they were made with."""
+def _engines_of(module: ModuleType, but_for: Payload | None = None) -> tuple[str, ...]:
+    """Generators that live now: their engines keep the code that they were made with.
+
+    Args:
+        module: the consumer's generator module; others have none.
+        but_for: leave out those that were made under this plan.
+    """
     generator = vars(module).get("VllmHiddenStatesGenerator")
     if not isinstance(generator, type):
         return ()
@@ -224,7 +229,7 @@ def _engines_of(module: ModuleType) -> tuple[str, ...]:
         f"a live {kind.__name__} at {id(thing):#x}"
         for kind in dict.fromkeys(_with_subclasses(generator))
         for thing in gc.get_referrers(kind)
-        if type(thing) is kind
+        if type(thing) is kind and not (but_for and handshake.made_under(thing, but_for))
     )
 
 

@@ -82,7 +82,13 @@ def _guard_generator(module: ModuleType, patcher: Patcher) -> None:
         return result
 
     def generate(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        _check_made_under(_current_plan(), getattr(instance, MADE_UNDER, None))
+        if not made_under(instance, _current_plan()):
+            raise Refusal(
+                f"{GENERATOR}.VllmHiddenStatesGenerator.generate",
+                "a generator made under the plan that is applied",
+                "one made before apply(), or under another plan",
+                "Make the generator anew.",
+            )
         return wrapped(*args, **kwargs)
 
     def derive(base: Any) -> type:
@@ -128,15 +134,10 @@ def _current_plan() -> Payload:
     return payload
 
 
-def _check_made_under(plan: Payload, made_under: Payload | None) -> None:
-    if made_under is not None and made_under.same_plan(plan):
-        return
-    raise Refusal(
-        f"{GENERATOR}.VllmHiddenStatesGenerator.generate",
-        "a generator made under the plan that is applied",
-        "one made before apply()" if made_under is None else "one made under another plan",
-        "Make the generator anew.",
-    )
+def made_under(generator: Any, plan: Payload) -> bool:
+    """Whether a generator's workers were found to carry out that very plan."""
+    found: Payload | None = getattr(generator, MADE_UNDER, None)
+    return found is not None and found.same_plan(plan)
 
 
 def _ask_workers(executor: Any) -> list[dict[str, Any]]:

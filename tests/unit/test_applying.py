@@ -125,7 +125,7 @@ def test_a_generator_that_outlives_restore_refuses_until_the_plan_is_back(consum
     with pytest.raises(Refusal, match=r"restore\(\)"):
         generator.generate([[1]])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", StaleReferenceWarning)
+        warnings.simplefilter("error")  # it is no stranger to this plan
         applying.start(payload)
     assert generator.generate([[1]]) == "sampled"
 
