@@ -1,9 +1,10 @@
 """Guards round the consumer's generator: workers must be reached, and must answer.
 
 Installed with every plan that changes anything. Before the engine starts, the generator finds out
-whether vLLM would load our plugin; before it captures anything, every worker tells which shims
-are live in it, and afterwards what they chose. A generator that was made before ``apply()``, or
-outlives ``restore()``, is half one thing and half the other: it refuses.
+whether vLLM would load our plugin, and whether workers can be forked (`worker_start`); before it
+captures anything, every worker tells which shims are live in it, and afterwards what they chose. A
+generator that was made before ``apply()``, or outlives ``restore()``, is half one thing and half
+the other: it refuses.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from types import ModuleType
 from typing import Any
 
+from eagle3compat import worker_start
 from eagle3compat.errors import Refusal
 from eagle3compat.patching import Patcher
 from eagle3compat.payload import Payload
@@ -168,4 +170,8 @@ def _add_answer(module: ModuleType, patcher: Patcher) -> None:
     patcher.replace(module.HiddenStatesWorkerExtension, REPORT, _answer)
 
 
-PATCHES = (Patch(GENERATOR, _guard_generator), Patch(WORKER, _add_answer))
+PATCHES = (
+    Patch(GENERATOR, _guard_generator),
+    Patch(GENERATOR, worker_start.install),
+    Patch(WORKER, _add_answer),
+)
