@@ -24,6 +24,9 @@ from eagle3compat.payload import ENVIRONMENT_VARIABLE, Payload
 from eagle3compat.shim import GENERATOR, WORKER
 
 GENERATOR_TEXT = """
+from types import SimpleNamespace
+torch = SimpleNamespace(cuda=SimpleNamespace(_is_in_bad_fork=lambda: False))
+
 class MultiprocExecutor:
     def __init__(self, workers):
         self.workers = workers
