@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from eagle3compat.errors import Refusal
 from eagle3compat.patching import Patcher
 from eagle3compat.settled import settle
 
@@ -21,6 +23,8 @@ NOTE = "worker-start"
 """Under which name ``status()`` tells that workers are spawned."""
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 """vLLM's own variable: ``fork``, its default, or ``spawn``, which its CPU platform sets."""
+
+GROUP, PLUGIN = "vllm.general_plugins", "eagle3compat.plugin"
 
 
 def lost_in_fork(torch: ModuleType) -> bool:
@@ -36,6 +40,23 @@ def lost_in_fork(torch: ModuleType) -> bool:
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def check_entry_point() -> None:
+    """Refuse where vLLM would not find our plugin: a spawned worker has no other way to us.
+
+    Raises:
+        Refusal: this package is on the path, but not installed.
+    """
+    if any(found.module == PLUGIN for found in entry_points(group=GROUP)):
+        return
+    raise Refusal(
+        "vllm/plugins/__init__.py:load_plugins_by_group",
+        f"an entry point of eagle3compat in the group {GROUP}",
+        "none",
+        "Install eagle3compat into this environment; on PYTHONPATH alone it does not reach vLLM's "
+        "workers.",
+    )
 
 
 @contextmanager
@@ -60,10 +81,14 @@ def install(module: ModuleType, patcher: Patcher) -> None:
     def derive(base: Any) -> type:
         class ExecutorWhoseWorkersReachTheGpu(base):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                if os.environ.get(METHOD) == "spawn" or not lost_in_fork(torch):
+                if os.environ.get(METHOD) == "spawn":
+                    check_entry_point()
                     super().__init__(*args, **kwargs)
-                    return
-                with spawning():
+                elif lost_in_fork(torch):
+                    check_entry_point()
+                    with spawning():
+                        super().__init__(*args, **kwargs)
+                else:
                     super().__init__(*args, **kwargs)
 
         return ExecutorWhoseWorkersReachTheGpu
