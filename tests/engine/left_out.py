@@ -109,10 +109,13 @@ def _first_fault(calls: Any) -> str:
 
 CASES = {
     "tokenizer": Case(
-        ("tokenizer-remote-code",), whole_suite, "trust_remote_code", needs_engine=False
+        ("tokenizer-remote-code",), whole_suite, "contains custom code", needs_engine=False
     ),
     "encoder-decoder": Case(
-        ("encoder-decoder-field",), whole_suite, "is_encoder_decoder", needs_engine=False
+        ("encoder-decoder-field",),
+        whole_suite,
+        "validation error for SchedulerConfig",
+        needs_engine=False,
     ),
     "kv cache groups": Case(("kv-cache-groups",), whole_suite, "'kv_cache_specs'"),
     "block size": Case(("scheduler-block-size",), whole_suite, "'block_size'"),
