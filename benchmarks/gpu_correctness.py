@@ -1,6 +1,6 @@
 """Whether extraction is right on a GPU, where no float32 reference can be met exactly.
 
-    python benchmarks/gpu_correctness.py [--tensor-parallel-size 2] [--model-runner-v2] [--own-limits]
+    python benchmarks/gpu_correctness.py [--tensor-parallel-size N] [--model-runner-v2]
 
 MLA kernels take 16-bit floats alone, so the yardstick is what rounding explains by itself: the
 error of transformers in bfloat16 on the same weights. Every state that the generator returns
