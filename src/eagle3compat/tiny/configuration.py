@@ -20,7 +20,9 @@ class Variant:
         mla_gpu: the head dimensions that MLA kernels are built for (a latent of 512 beside 64
             rotary dimensions). Without it they are small, which needs ``VLLM_MLA_DISABLE=1``.
         text_only: a plain DeepseekV3ForCausalLM with the same language-model weights, for vLLM
-            before 0.15.1, which has no Kimi-K2.5. Only its tokenizer is remote code.
+            before 0.15.1, which has no Kimi-K2.5, and for 0.15.1 on a CPU, whose Kimi-K2.5 wants a
+            GPU. Only its tokenizer is remote code. Before 0.14 vLLM's CPU attention takes it with
+            `mla_gpu` alone.
         yarn: scaled rotary embedding, as the real checkpoint has it. Without it the checkpoint also
             meets the fault of vLLM's CPU rotary kernel, which YaRN's own class does not use.
     """
