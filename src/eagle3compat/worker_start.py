@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +47,9 @@ def check_entry_point() -> None:
     Raises:
         Refusal: this package is on the path, but not installed.
     """
-    if any(found.module == PLUGIN for found in entry_points(group=GROUP)):
+    from importlib import metadata  # brings much along, and `apply()` is to be quick
+
+    if any(found.module == PLUGIN for found in metadata.entry_points(group=GROUP)):
         return
     raise Refusal(
         "vllm/plugins/__init__.py:load_plugins_by_group",

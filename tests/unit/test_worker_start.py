@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle3compat import handshake, settled, worker_start
+from eagle3compat import handshake, settled
 from eagle3compat.errors import Refusal
 from eagle3compat.patching import Ledger, Patcher
 from eagle3compat.shim import GENERATOR
@@ -110,12 +110,12 @@ def test_spawned_workers_without_our_entry_point_are_refused_before_they_start(
     monkeypatch: pytest.MonkeyPatch, notes: None, method: str | None, bad_fork: bool
 ) -> None:
     set_method(monkeypatch, method)
-    monkeypatch.setattr(worker_start, "entry_points", lambda group: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
     with pytest.raises(Refusal, match="Install eagle3compat into this environment"):
         started_by(Executor, bad_fork=bad_fork)
 
 
 def test_forked_workers_need_no_entry_point(monkeypatch: pytest.MonkeyPatch, notes: None) -> None:
     set_method(monkeypatch, None)
-    monkeypatch.setattr(worker_start, "entry_points", lambda group: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
     assert started_by(Executor, bad_fork=False).seen == ("config", None)
