@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--speculators", help="as for verify-patches")
     parser.add_argument("--import", action="store_true", dest="importing", help="also import vLLM")
     options = parser.parse_args()
-    verify = [sys.executable, "-m", "eagle3compat", "verify-patches"]
+    verify = [str(Path(sys.executable).with_name("verify-patches"))]
     with tempfile.TemporaryDirectory() as folder:
         measure(verify, f"{folder}/first")  # brings the files into the page cache
         cold = [measure(verify, f"{folder}/{number}") for number in range(RUNS)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -27,11 +28,16 @@ class _Subcommand:
     module: str
     function: str
 
-    def load(self, name: str | None = None) -> typer.Typer:
+    def load_function(self) -> Callable[..., Any]:
         module = import_module(f"eagle3compat.commands.{self.module}")
-        settings = getattr(module, "CONTEXT_SETTINGS", {})
+        function: Callable[..., Any] = getattr(module, self.function)
+        return function
+
+    def load(self, name: str | None = None) -> typer.Typer:
+        function = self.load_function()
+        settings = getattr(sys.modules[function.__module__], "CONTEXT_SETTINGS", {})
         single = typer.Typer(add_completion=False)
-        single.command(name, context_settings=settings)(getattr(module, self.function))
+        single.command(name, context_settings=settings)(function)
         return single
 
 
@@ -107,17 +113,32 @@ def main() -> NoReturn:
 
 def verify_patches() -> NoReturn:
     """The ``verify-patches`` command, also a subcommand of ``eagle3compat``."""
-    _start(_SUBCOMMANDS["verify-patches"].load())
+    subcommand = _SUBCOMMANDS["verify-patches"]
+    if sys.argv[1:]:
+        _start(subcommand.load())
+    # typer makes a pydantic adapter of each option, which takes a third of the whole check.
+    _carry_out(lambda invocation: subcommand.load_function()(), _Invocation())
 
 
 def _start(application: typer.Typer) -> NoReturn:
-    """Run a command line, with one line on standard error for what goes wrong.
+    """Parse the command line and run what it asks for."""
+    _carry_out(
+        lambda invocation: typer.main.get_command(application).main(
+            standalone_mode=False, obj=invocation
+        ),
+        _Invocation(),
+    )
+
+
+def _carry_out(command: Callable[[_Invocation], Any], invocation: _Invocation) -> NoReturn:
+    """Run a command, with one line on standard error for what goes wrong.
 
     Exits with 2 for bad input and refusals, 1 for other failures, else as the command asks.
     """
-    invocation = _Invocation()
     try:
-        outcome = typer.main.get_command(application).main(standalone_mode=False, obj=invocation)
+        outcome = command(invocation)
+    except typer.Exit as asked:
+        outcome = asked.exit_code
     except _UsageError as error:
         _fail(error.format_message(), 2, invocation)  # type: ignore[attr-defined]
     except Eagle3CompatError as error:
