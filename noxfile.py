@@ -39,7 +39,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """The tests that need no vLLM; another Python with ``--force-python 3.13``."""
-    session.install("-e", ".[test]", "jinja2", "numpy")
+    session.install("-e", ".[test]")
     session.run("pytest", "-m", "not engine", *session.posargs)
 
 

@@ -9,11 +9,12 @@ from eagle3compat.consumer_texts import GENERATE_030, GENERATE_040
 from eagle3compat.patching import Patcher
 from eagle3compat.probes import known_function
 from eagle3compat.shim import GENERATOR, Contract, Finding, Patch, Process, Shim, Status
+from eagle3compat.shims.request_order import input_index
 
 
 def by_index(request_ids: Iterable[str]) -> list[str]:
     """Request ids req_<call>_<index> in the order of their index."""
-    return sorted(request_ids, key=lambda name: int(name.rpartition("_")[2]))
+    return sorted(request_ids, key=input_index)
 
 
 def _install(module: ModuleType, patcher: Patcher) -> None:

