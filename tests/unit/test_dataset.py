@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.dataset import Sample, read_samples
+from eagle3compat.kimi.dataset import Sample, SampleFile, combined_digest, read_samples
+from eagle3compat.kimi.manifest import input_digest
 from eagle3compat.kimi.verifier import Verifier
 
 VERIFIER = Verifier(Path("model"), 8, 16, 100, None, False, None, False)
@@ -110,3 +113,77 @@ def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be read"):
         read_samples(tmp_path / "binary", VERIFIER, MAX_MODEL_LEN)
+
+
+def write_rows(path: Path, rows: list[list[int]]) -> Path:
+    path.write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+    return path
+
+
+def test_samples_are_read_when_asked_for_in_any_order(tmp_path: Path) -> None:
+    rows = [[1, 2, 3], [4], [5, 6]]
+    samples = SampleFile(write_rows(tmp_path / "data.jsonl", rows), VERIFIER, MAX_MODEL_LEN)
+    assert [samples[i].input_ids for i in (2, 0, 1, -1)] == [rows[2], rows[0], rows[1], rows[2]]
+    assert [sample.line for sample in samples[1:]] == [2, 3]
+    assert (len(samples), samples.tokens, samples.unmasked) == (3, 6, 3)
+    assert list(samples.token_counts) == [3, 1, 2]
+    with pytest.raises(IndexError):
+        samples[3]
+
+
+def test_threads_may_ask_for_samples_at_once(tmp_path: Path) -> None:
+    rows = [[i % 100] * (i % 8 + 1) for i in range(400)]
+    samples = SampleFile(write_rows(tmp_path / "data.jsonl", rows), VERIFIER, MAX_MODEL_LEN)
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda i: samples[i].input_ids, range(len(rows)))
+    assert list(found) == rows
+
+
+def test_memory_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
+    def peak(tokens_a_row: int) -> int:
+        data = write_rows(tmp_path / f"{tokens_a_row}.jsonl", [[7] * tokens_a_row] * 500)
+        tracemalloc.start()
+        samples = SampleFile(data, VERIFIER, 5000)
+        try:
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            assert len(samples) == 500
+
+    # 2 million tokens would take 16 MB in a list of lists alone.
+    assert peak(4000) < 1_000_000
+
+
+def test_the_digest_tells_data_sets_apart_but_not_their_order(tmp_path: Path) -> None:
+    def digest(*rows: list[int]) -> str:
+        return SampleFile(
+            write_rows(tmp_path / "data.jsonl", list(rows)), VERIFIER, MAX_MODEL_LEN
+        ).digest
+
+    assert digest([1, 2], [3]) == digest([3], [1, 2])
+    assert len({digest([1, 2], [3]), digest([1], [2, 3]), digest([1, 2]), digest([3, 3])}) == 4
+    parts = [combined_digest([input_digest(row, [1] * len(row))]) for row in ([1, 2], [3])]
+    assert digest([1, 2], [3]) == combined_digest(parts)
+
+
+def test_a_row_that_changes_after_the_check_is_refused(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "data.jsonl", [[1, 2], [3, 4]])
+    samples = SampleFile(data, VERIFIER, MAX_MODEL_LEN)
+    data.write_text(data.read_text().replace("[3, 4]", "[3]   "))
+    assert samples[0].input_ids == [1, 2]
+    with pytest.raises(InputError, match=r"data\.jsonl:2: the row changed"):
+        samples[1]
+
+
+def test_a_prepared_folder_is_read_part_by_part_once_it_is_finished(tmp_path: Path) -> None:
+    write_rows(tmp_path / "part-00001.jsonl", [[3]])
+    write_rows(tmp_path / "part-00000.jsonl", [[1], [2]])
+    with pytest.raises(InputError, match=r"without account\.json"):
+        SampleFile(tmp_path, VERIFIER, MAX_MODEL_LEN)
+    (tmp_path / "account.json").write_text("{}")
+    samples = SampleFile(tmp_path, VERIFIER, MAX_MODEL_LEN)
+    assert [(sample.line, sample.input_ids) for sample in samples] == [
+        (1, [1]),
+        (2, [2]),
+        (1, [3]),
+    ]
