@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3compat.errors import Refusal
 from eagle3compat.patching import LOADED_MODULES, Patcher
 from eagle3compat.probes import line_of
-from eagle3compat.shim import Contract, Finding, Patch, Process, Shim, Status
+from eagle3compat.shim import Contract, Finding, Patch, Process, Shim, Stage, Status
 
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
@@ -78,4 +78,5 @@ SHIM = Shim(
         "speculators imports the module by transformers' name: a stand-in is put into sys.modules, "
         "where other importers of that name find it too; its function refuses"
     ),
+    stages=(Stage.EXTRACTION, Stage.TRAINING),
 )

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from eagle3compat.patching import Patcher
-from eagle3compat.shim import Contract, Finding, Patch, Process, Shim, Status
+from eagle3compat.shim import Contract, Finding, Patch, Process, Shim, Stage, Status
 
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
@@ -101,4 +101,5 @@ SHIM = Shim(
     ),
     mended_in="no release of speculators 0.3 or 0.4",
     remove_when="speculators 0.3 and 0.4 are no longer supported",
+    stages=(Stage.EXTRACTION, Stage.TRAINING),
 )

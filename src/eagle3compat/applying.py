@@ -112,7 +112,9 @@ class _Session:
             )
         found = getattr(sys.modules.get("vllm"), "__file__", None)
         expected = self.payload.provider_dir
-        if found is not None and Path(found).resolve().parent != Path(expected).resolve():
+        if not expected or found is None:
+            return
+        if Path(found).resolve().parent != Path(expected).resolve():
             raise PatchError(
                 f"{module.__name__}: the plan was made for the vLLM in {expected}, but the one in "
                 f"{found} is loaded. Call apply() after sys.path is as it will stay, and give "

@@ -18,7 +18,7 @@ from eagle3compat.errors import Refusal
 from eagle3compat.patching import Patcher
 from eagle3compat.payload import Payload
 from eagle3compat.settled import choices, settle
-from eagle3compat.shim import GENERATOR, WORKER, Patch, shim
+from eagle3compat.shim import GENERATOR, TRAINER, WORKER, Patch, Stage, shim
 
 ID = "handshake"
 PLUGIN = "eagle3compat"
@@ -40,6 +40,28 @@ def check_plugin_allowed() -> None:
         f"VLLM_PLUGINS unset, or naming {PLUGIN}",
         f"VLLM_PLUGINS={allowed!r}, which keeps the shims out of vLLM's workers",
         f"Add {PLUGIN} to VLLM_PLUGINS, or unset it.",
+    )
+
+
+def check_stage(stage: Stage, call_site: str, plan: Payload) -> None:
+    """Refuse what the plan that is carried out does not make ready.
+
+    Args:
+        stage: what is about to start.
+        call_site: where.
+        plan: the plan.
+
+    Raises:
+        Refusal: the plan is for something else, or this stage's shims do not know the builds.
+    """
+    if stage.value in plan.stages:
+        return
+    raise Refusal(
+        call_site,
+        f"a plan for {stage.value}",
+        f"one for {' and '.join(plan.stages)} alone",
+        f"Call apply() for {stage.value}; where you did, the shims do not know these builds: "
+        "verify-patches says which contract cannot be judged.",
     )
 
 
@@ -70,6 +92,7 @@ def _guard_generator(module: ModuleType, patcher: Patcher) -> None:
 
     def before_engine(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         check_plugin_allowed()
+        check_stage(Stage.EXTRACTION, f"{GENERATOR}.VllmHiddenStatesGenerator", _current_plan())
         return wrapped(*args, **kwargs)
 
     def set_up(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -120,6 +143,14 @@ def _guard_generator(module: ModuleType, patcher: Patcher) -> None:
     patcher.wrap(generator, "_setup_capture", set_up)
     patcher.wrap(generator, "generate", generate)
     patcher.extend(module, "MultiprocExecutor", derive)
+
+
+def _guard_trainer(module: ModuleType, patcher: Patcher) -> None:
+    def before_training(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        check_stage(Stage.TRAINING, f"{TRAINER}.Trainer", _current_plan())
+        return wrapped(*args, **kwargs)
+
+    patcher.wrap(module.Trainer, "__init__", before_training)
 
 
 def _current_plan() -> Payload:
@@ -174,4 +205,5 @@ PATCHES = (
     Patch(GENERATOR, _guard_generator),
     Patch(GENERATOR, worker_start.install),
     Patch(WORKER, _add_answer),
+    Patch(TRAINER, _guard_trainer),
 )

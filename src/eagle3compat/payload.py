@@ -18,7 +18,9 @@ class Payload:
         applier: process id of the process that called ``apply()``.
         shims: ids of the shims to carry out.
         consumer_dir: folder of the speculators package that the plan was made for.
-        provider_dir: folder of the vLLM package that the plan was made for.
+        provider_dir: folder of the vLLM package that the plan was made for; empty where vLLM takes
+            no part, in training alone.
+        stages: what the shims make ready: "extraction", "training" or both. The other is refused.
     """
 
     version: str
@@ -26,6 +28,7 @@ class Payload:
     shims: tuple[str, ...]
     consumer_dir: str
     provider_dir: str
+    stages: tuple[str, ...] = ("extraction",)
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -36,16 +39,18 @@ class Payload:
         """Read what ``to_json`` wrote; raises ``ValueError`` on anything else."""
         try:
             fields = json.loads(text)
-            return cls(**(fields | {"shims": tuple(fields["shims"])}))
+            lists = {key: tuple(fields[key]) for key in ("shims", "stages")}
+            return cls(**(fields | lists))
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{ENVIRONMENT_VARIABLE} holds no plan of ours: {error}") from error
 
     def same_plan(self, other: Payload) -> bool:
         """Whether both carry the same shims out on the same builds."""
-        return (self.shims, self.consumer_dir, self.provider_dir) == (
+        return (self.shims, self.consumer_dir, self.provider_dir, self.stages) == (
             other.shims,
             other.consumer_dir,
             other.provider_dir,
+            other.stages,
         )
 
 

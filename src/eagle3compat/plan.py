@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from eagle3compat.errors import InputError, Refusal
 from eagle3compat.installed import Build
-from eagle3compat.shim import GENERATOR, Finding, Shim, Status, all_shims
+from eagle3compat.shim import GENERATOR, Finding, Shim, Stage, Status, all_shims
 
 if TYPE_CHECKING:
     from eagle3compat.facts import Facts
@@ -61,10 +61,10 @@ class Decision:
         if self.expected == (self.status is Status.NEEDED):
             return None
         expected = "needed" if self.expected else "not needed"
-        ranges = f"vLLM {self.shim.expected}"
-        if self.shim.transformers is not None:
-            ranges += f", transformers {self.shim.transformers}"
-        return f"expected {expected} ({ranges}), the code says otherwise"
+        names = (("vLLM", self.shim.expected), ("transformers", self.shim.transformers))
+        ranges = [f"{name} {specifier}" for name, specifier in names if specifier is not None]
+        listed = ", ".join(ranges or [f"speculators {self.shim.consumers}"])
+        return f"expected {expected} ({listed}), the code says otherwise"
 
     @property
     def call_site(self) -> str:
@@ -77,19 +77,21 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """One decision a shim, for one consumer build and one provider build.
+    """One decision a shim of one stage, for one consumer build and one provider build.
 
     Args:
         consumer: the speculators build.
-        provider: the vLLM build.
+        provider: the vLLM build; for training, the transformers build.
         decisions: in the order in which shims are applied.
         route: "in-process", or "native" for a speculators without the generator.
+        stage: what the shims serve.
     """
 
     consumer: Build
     provider: Build
     decisions: tuple[Decision, ...]
     route: str
+    stage: Stage = Stage.EXTRACTION
 
     @cached_property
     def needed(self) -> tuple[Decision, ...]:
@@ -119,7 +121,7 @@ class Plan:
             f"{contract.needs} [{contract.provider}], or a shape that shim {first.shim.id} repairs",
             f"{first.finding.reason}{more}",
             f"speculators {self.consumer.version} ({self.consumer.package_dir}) on "
-            f"{self.provider.distribution or 'vllm'} {self.provider.version} "
+            f"{self.provider.distribution or self.provider.package} {self.provider.version} "
             f"({self.provider.package_dir}) is not known to work; run verify-patches for the whole "
             "list.",
         )
@@ -129,15 +131,20 @@ class Plan:
 
 
 def make_plan(
-    facts: Facts, consumer: Build, provider: Build, disabled: Collection[str] = ()
+    facts: Facts,
+    consumer: Build,
+    provider: Build,
+    disabled: Collection[str] = (),
+    stage: Stage = Stage.EXTRACTION,
 ) -> Plan:
-    """Decide for each shim, from source text alone.
+    """Decide for each shim of a stage, from source text alone.
 
     Args:
         facts: what the sources of both builds say.
         consumer: the speculators build.
-        provider: the vLLM build.
+        provider: the vLLM build; for training, the transformers build.
         disabled: ids of shims that the user turned off; "all" for every one.
+        stage: whose shims are decided on.
 
     Raises:
         InputError: ``disabled`` names no shim.
@@ -149,20 +156,16 @@ def make_plan(
         raise InputError(
             f"{DISABLE_VARIABLE}: {', '.join(sorted(unknown))} is no shim; there are {known}"
         )
-    transformers = facts.sources.get("transformers")
-    versions = (
-        consumer.version,
-        provider.version,
-        None if transformers is None else transformers.build.version,
-    )
+    versions = (consumer.version, _version(facts, "vllm"), _version(facts, "transformers"))
+    shims = tuple(record for record in shims if stage in record.stages)
     if facts.module(GENERATOR) is None:
         gone = Finding(Status.NOT_NEEDED, NATIVE_ROUTE)
         decisions = tuple(Decision(record, gone, versions) for record in shims)
-        return Plan(consumer, provider, decisions, "native")
+        return Plan(consumer, provider, decisions, "native", stage)
     decisions = tuple(
         Decision(record, _finding(record, facts, disabled), versions) for record in shims
     )
-    return Plan(consumer, provider, decisions, "in-process")
+    return Plan(consumer, provider, decisions, "in-process", stage)
 
 
 def disabled_by_environment() -> tuple[str, ...]:
@@ -175,6 +178,11 @@ def _finding(record: Shim, facts: Facts, disabled: Collection[str]) -> Finding:
     if record.id in disabled or "all" in disabled:
         return Finding(Status.OFF, f"turned off ({DISABLE_VARIABLE})")
     return record.probe(facts)
+
+
+def _version(facts: Facts, package: str) -> str | None:
+    source = facts.sources.get(package)
+    return None if source is None else source.build.version
 
 
 def _contains(specifier: str, version: str | None) -> bool | None:

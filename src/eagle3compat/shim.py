@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 WORKER = "speculators.data_generation.custom_worker"
+TRAINER = "speculators.train.trainer"
 
 
 class Process(enum.Enum):
@@ -39,6 +40,13 @@ class Process(enum.Enum):
     @property
     def in_worker(self) -> bool:
         return self is not Process.PARENT
+
+
+class Stage(enum.Enum):
+    """What shims serve: each stage has a plan of its own, and neither waits for the other's."""
+
+    EXTRACTION = "extraction"
+    TRAINING = "training"
 
 
 class Status(enum.Enum):
@@ -105,7 +113,8 @@ class Shim:
         title: the repair in a few words.
         contracts: the contracts that it mends.
         consumers: speculators releases in whose code the fault is, as a version specifier.
-        expected: vLLM releases on which it is expected to be needed, as a version specifier.
+        expected: vLLM releases on which it is expected to be needed, as a version specifier; None
+            for a shim of training alone, where no vLLM takes part.
         transformers: transformers releases on which it is, where those decide; None elsewhere.
         probe: decides from facts.
         patches: the replacements.
@@ -115,15 +124,16 @@ class Shim:
         mended_in: the version that mends it, or why none does.
         remove_when: when this shim can be deleted.
         touches_provider: the reason, for a shim that changes a provider's module.
-        silent: the fault raises nothing and writes wrong states.
+        silent: the fault raises nothing and makes wrong numbers.
         after: ids of shims that rebind the same name and come first.
+        stages: what it serves.
     """
 
     id: str
     title: str
     contracts: tuple[Contract, ...]
     consumers: str
-    expected: str
+    expected: str | None
     probe: Callable[[Facts], Finding]
     patches: tuple[Patch, ...]
     process: Process
@@ -135,6 +145,7 @@ class Shim:
     transformers: str | None = None
     silent: bool = False
     after: tuple[str, ...] = field(default=())
+    stages: tuple[Stage, ...] = (Stage.EXTRACTION,)
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -78,8 +78,9 @@ def judge(facts: Facts) -> Report:
 
     consumer, provider = facts.sources["speculators"].build, facts.sources["vllm"].build
     plan = make_plan(facts, consumer, provider)
+    decisions = [*plan.decisions, *_of_training_alone(facts)]
     off = disabled_by_environment()
-    contracts = [each for decision in plan.decisions for each in _contract(facts, decision, off)]
+    contracts = [each for decision in decisions for each in _contract(facts, decision, off)]
     demands = Demands(facts)
     found = list(demands.judge(consumer_modules(facts)))
     checks = [*contracts, *_without_contracts(found, contracts, plan)]
@@ -96,9 +97,24 @@ def judge(facts: Facts) -> Report:
         plan.route,
         tuple(sorted(checks, key=lambda each: each.severity)),
         tuple(_distinct(demands.unresolved)),
-        tuple(_edited(facts, plan)),
+        tuple(_edited(facts, decisions)),
         tuple(_notes(facts, plan)),
     )
+
+
+def _of_training_alone(facts: Facts) -> Iterator[Decision]:
+    """What is decided on shims of training that extraction does not share."""
+    from eagle3compat.plan import make_plan
+    from eagle3compat.shim import Stage
+
+    if "transformers" not in facts.sources:
+        return
+    consumer, provider = (
+        facts.sources[package].build for package in ("speculators", "transformers")
+    )
+    for decision in make_plan(facts, consumer, provider, stage=Stage.TRAINING).decisions:
+        if Stage.EXTRACTION not in decision.shim.stages:
+            yield decision
 
 
 @contextmanager
@@ -195,8 +211,11 @@ def _remedy(decision: Decision, verdict: Verdict, is_off: bool) -> str:
     if verdict is Verdict.BROKEN and is_off:
         return f"Shim {decision.shim.id} repairs it and is turned off."
     if verdict is Verdict.CANNOT_TELL:
+        from eagle3compat.shim import Stage
+
+        refuses = "apply()" if Stage.EXTRACTION in decision.shim.stages else "The trainer"
         return (
-            "apply() refuses. Reinstall edited files, use a build of the matrix, or report it "
+            f"{refuses} refuses. Reinstall edited files, use a build of the matrix, or report it "
             "(eagle3compat bug-report)."
         )
     return (
@@ -226,11 +245,11 @@ def _distinct(unresolved: Iterable[Unresolved]) -> Iterator[Unresolved]:
     yield from dict.fromkeys(unresolved)
 
 
-def _edited(facts: Facts, plan: Plan) -> Iterator[EditedFile]:
+def _edited(facts: Facts, decisions: Iterable[Decision]) -> Iterator[EditedFile]:
     from eagle3compat.shim import Status
 
     touched: dict[str, list[Decision]] = {}
-    for decision in plan.decisions:
+    for decision in decisions:
         names = {*decision.shim.modules, *(each.consumer for each in decision.shim.contracts)}
         names |= {_module_of(facts, each.provider) for each in decision.shim.contracts}
         for name in names:

@@ -21,7 +21,7 @@ from eagle3compat import applying, plugin, settled
 from eagle3compat.applying import PatchError, StaleReferenceWarning
 from eagle3compat.errors import Refusal
 from eagle3compat.payload import ENVIRONMENT_VARIABLE, Payload
-from eagle3compat.shim import GENERATOR, WORKER
+from eagle3compat.shim import GENERATOR, TRAINER, WORKER
 
 GENERATOR_TEXT = """
 from types import SimpleNamespace
@@ -63,16 +63,22 @@ class HiddenStatesWorkerExtension:
         from eagle3compat.settled import settle
         settle("decoder-layers", "chosen in the worker")
 """
+TRAINER_TEXT = """
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+"""
 
 
 @pytest.fixture
 def consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package of the consumer's name and shape, which hides the one that is installed."""
     folder = tmp_path / "speculators"
-    (folder / "data_generation").mkdir(parents=True)
-    for file in (folder / "__init__.py", folder / "data_generation" / "__init__.py"):
-        file.touch()
-    for module, text in ((GENERATOR, GENERATOR_TEXT), (WORKER, WORKER_TEXT)):
+    texts = ((GENERATOR, GENERATOR_TEXT), (WORKER, WORKER_TEXT), (TRAINER, TRAINER_TEXT))
+    for package in (folder, folder / "data_generation", folder / "train"):
+        package.mkdir()
+        (package / "__init__.py").touch()
+    for module, text in texts:
         tmp_path.joinpath(*module.split(".")).with_suffix(".py").write_text(text)
     for name in [name for name in sys.modules if name.partition(".")[0] == "speculators"]:
         monkeypatch.delitem(sys.modules, name)
@@ -86,8 +92,9 @@ def consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def plan(consumer: Path, *shims: str) -> Payload:
-    return Payload("0.1.0", os.getpid(), shims, str(consumer), str(consumer.parent / "vllm"))
+def plan(consumer: Path, *shims: str, stages: tuple[str, ...] = ("extraction",)) -> Payload:
+    vllm = str(consumer.parent / "vllm")
+    return Payload("0.1.0", os.getpid(), shims, str(consumer), vllm, stages)
 
 
 def both() -> tuple[ModuleType, ModuleType]:
@@ -97,6 +104,29 @@ def both() -> tuple[ModuleType, ModuleType]:
 def make_generator() -> Any:
     generator, worker = both()
     return generator.VllmHiddenStatesGenerator([worker.HiddenStatesWorkerExtension()])
+
+
+# --- extraction and training ---------------------------------------------------------------------
+
+
+def test_a_plan_for_training_alone_lets_no_generator_start(consumer: Path) -> None:
+    applying.start(plan(consumer, "two-phase-step", stages=("training",)))
+    with pytest.raises(Refusal, match="expected a plan for extraction; found one for training"):
+        make_generator()
+    assert importlib.import_module(TRAINER).Trainer("a model").model == "a model"
+
+
+def test_a_plan_that_cannot_judge_training_lets_no_trainer_start(consumer: Path) -> None:
+    applying.start(plan(consumer, "two-phase-step"))
+    with pytest.raises(Refusal, match="expected a plan for training; found one for extraction"):
+        importlib.import_module(TRAINER).Trainer("a model")
+    assert make_generator().generate([[1]]) == "sampled"
+
+
+def test_plans_for_other_stages_are_not_the_same(consumer: Path) -> None:
+    both_stages = plan(consumer, "two-phase-step", stages=("extraction", "training"))
+    assert not both_stages.same_plan(plan(consumer, "two-phase-step"))
+    assert Payload.from_json(both_stages.to_json()) == both_stages
 
 
 # --- engines that were made at another time ------------------------------------------------------

@@ -17,6 +17,7 @@ BEGIN, END = "<!-- shims:begin -->", "<!-- shims:end -->"
 _COLUMNS = (
     "shim",
     "what it repairs",
+    "stage",
     "process",
     "without it",
     "speculators",
@@ -98,10 +99,11 @@ def _write(file: Path) -> None:
 def _cells(record: Shim) -> Iterator[str]:
     yield record.id
     yield record.title
+    yield " and ".join(stage.value for stage in record.stages)
     yield record.process.value
-    yield "wrong states" if record.silent else "an error"
+    yield "wrong numbers" if record.silent else "an error"
     yield record.consumers
-    yield record.expected
+    yield record.expected or "any"
     yield record.transformers or "any"
     yield record.mended_in
     yield record.remove_when
@@ -126,7 +128,7 @@ def _print_table() -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
-        table.add_column(column, overflow="fold", no_wrap=column in ("shim", "process"))
+        table.add_column(column, overflow="fold", no_wrap=column in ("shim", "stage", "process"))
     for record in all_shims():
         table.add_row(*_cells(record))
     Console().print(table)
