@@ -168,6 +168,12 @@ class Matrix(_Record):
         provider = _at_or_before((cell.vllm for cell in of_consumer), vllm)
         return None if consumer is None or provider is None else self.cell(consumer, provider)
 
+    def with_pins(self, pins: Pins) -> Matrix:
+        """The matrix with these pins at the end, unless it has some for the same vLLM."""
+        if any(each.vllm == pins.vllm for each in self.pins):
+            return self
+        return self.model_copy(update={"pins": (*self.pins, pins)})
+
     def with_cell(self, cell: Cell) -> Matrix:
         """The matrix with this cell, in place of an earlier one of the same builds."""
         key = _key(cell)

@@ -86,6 +86,7 @@ class SuiteOutcome:
         shims: ids of the shims that were applied.
         settled: what conditional shims chose in the parent and in the workers.
         seconds: wall clock of the engine's start and of all calls.
+        runner: dotted name of the workers' model runner; empty where no engine started.
     """
 
     calls: tuple[CallOutcome, ...]
@@ -94,6 +95,7 @@ class SuiteOutcome:
     shims: tuple[str, ...]
     settled: dict[str, str]
     seconds: float
+    runner: str = ""
 
     @property
     def worst(self) -> float:
@@ -181,6 +183,7 @@ def run_suite(
     start = time.monotonic()
     outcomes: list[CallOutcome] = []
     difference = math.inf
+    runner = ""
     try:
         generator = open_generator(model, asked)
     except Exception as error:  # noqa: BLE001 (what is raised is the result)
@@ -188,6 +191,7 @@ def run_suite(
         outcomes.append(CallOutcome("engine start", RAISED, math.inf, _one_line(error)))
     else:
         try:
+            runner = generator.executor.collective_rpc(model_runner_name)[0]
             for call in calls or hard_calls():
                 outcome, found = _make(generator, call, wanted, asked)
                 outcomes.append(outcome)
@@ -206,7 +210,14 @@ def run_suite(
         status.shims,
         dict(status.settled),
         time.monotonic() - start,
+        runner,
     )
+
+
+def model_runner_name(worker: Any) -> str:
+    """Dotted name of a worker's model runner; sent to the worker, and run there."""
+    runner = type(worker.model_runner)
+    return f"{runner.__module__}.{runner.__qualname__}"
 
 
 def open_generator(model: Path, layers: Sequence[int], *, dtype: str = "float32") -> Any:

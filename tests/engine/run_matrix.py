@@ -1,7 +1,9 @@
 """Runs cells of the matrix: an environment a vLLM, the hard batches in it, the cell written.
 
 ``nox -s matrix`` calls it. It can be interrupted at any time: cells that are right or refused are
-not run again, unless they are named with ``--only`` or ``--again`` is given.
+not run again, unless they are named with ``--only`` or ``--again`` is given. Exit code 1: a cell is
+wrong, or raised, or with ``--compare`` not what the matrix says; 3: nothing of that, but a cell was
+not run, since this machine has no Python for it.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from interpreters import NoInterpreter, find_python
 from packaging.requirements import Requirement
 from packaging.version import Version
 from running import CPU_ENVIRONMENT
 
 from eagle3compat import __version__
 from eagle3compat.errors import InputError
-from eagle3compat.matrix import PATH, Cell, Pins, read_matrix, summary, write_matrix
+from eagle3compat.matrix import PATH, Cell, Matrix, Pins, read_matrix, summary, write_matrix
 from eagle3compat.plan import DISABLE_VARIABLE
 from eagle3compat.shim import all_shims
 from eagle3compat.tiny import write_tiny_kimi
@@ -119,7 +122,7 @@ class Environment:
         if (self.folder / "whole").is_file():
             return
         self.remove()
-        _uv("venv", "--python", self.pins.python, str(self.folder))
+        _uv("venv", "--python", find_python(self.pins.python, _uv_program()), str(self.folder))
         vllm = f"{self.pins.distribution}=={self.pins.vllm}"
         overrides = self.pins.overrides
         if not overrides:
@@ -236,7 +239,16 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         kind = "refused" if any(mark in last for mark in OURS) else "raised"
         return {"result": kind, "detail": last[:300], "seconds": seconds}
-    return {**_in_cell(json.loads(out.read_text())), "seconds": seconds}
+    outcome = json.loads(out.read_text())
+    _check_runner(wanted, outcome["runner"])
+    return {**_in_cell(outcome), "seconds": seconds}
+
+
+def _check_runner(wanted: Wanted, name: str) -> None:
+    """Raise an ``InputError`` when vLLM took another model runner than the cell is to be of."""
+    found = "V2" if name.endswith(".model_runner.CPUModelRunner") else "V1"
+    if name and found != wanted.runner:
+        raise InputError(f"{wanted.title}: vLLM took {name}, its {found} runner. No cell of it.")
 
 
 def _in_cell(outcome: dict[str, Any]) -> dict[str, Any]:
@@ -291,21 +303,18 @@ def _uv(*arguments: str) -> None:
 def cells_to_run(options: argparse.Namespace) -> list[Wanted]:
     """The cells that are asked for and not there yet, those of one vLLM together."""
     matrix = read_matrix(options.matrix)
-    speculators, pins = SPECULATORS, matrix.pins
+    pins = matrix.pins
     if options.newest_nightly:
         pins = (newest_nightly(),)
-    elif options.only:
-        speculators, pins = (options.only[0],), (matrix.pins_of(options.only[1]),)
     elif options.vllm:
         pins = tuple(matrix.pins_of(vllm) for vllm in options.vllm)
-    results = {
-        (cell.speculators, cell.vllm, cell.model, cell.runner, cell.applied): cell.result
-        for cell in matrix.cells
-    }
+    results = {_key(cell): cell.result for cell in matrix.cells}
+    pairs = [(version, each) for each in pins for version in SPECULATORS]
+    if options.only:
+        pairs = [(version, matrix.pins_of(vllm)) for version, vllm in options.only]
     cells = [
         Wanted(version, each, options.model or each.model, options.runner, options.applied)
-        for each in pins
-        for version in speculators
+        for version, each in pairs
     ]
     if not options.again and not options.only and options.applied == "all":
         cells = [each for each in cells if results.get(each.key) not in ("right", "refused")]
@@ -332,7 +341,10 @@ def newest_nightly() -> Pins:
 
 
 def run_all(cells: Sequence[Wanted], options: argparse.Namespace) -> Iterator[Cell]:
-    """Run cells one after the other, write each, and remove environments that are done with."""
+    """Run cells one after the other, record each, and remove environments that are done with.
+
+    A cell for which this machine has no Python says nothing of the builds: it is told, and left.
+    """
     end = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="eagle3compat-matrix-") as models:
         for index, wanted in enumerate(cells):
@@ -341,9 +353,15 @@ def run_all(cells: Sequence[Wanted], options: argparse.Namespace) -> Iterator[Ce
                 return
             print(f"[{index + 1}/{len(cells)}] {wanted.title} ...", flush=True)
             environment = Environment(options.environments / wanted.pins.vllm, wanted.pins)
-            cell = run_cell(wanted, environment, Path(models))
-            write_matrix(read_matrix(options.matrix).with_cell(cell), options.matrix)
+            try:
+                cell = run_cell(wanted, environment, Path(models))
+            except NoInterpreter as error:
+                print(f"    NOT RUN: {error}", flush=True)
+                continue
             print(f"    {cell.words} ({cell.seconds} s)", flush=True)
+            if not options.compare:
+                matrix = read_matrix(options.matrix).with_pins(wanted.pins).with_cell(cell)
+                write_matrix(matrix, options.matrix)
             is_last = index + 1 == len(cells) or cells[index + 1].pins != wanted.pins
             if is_last and not options.keep:
                 environment.remove()
@@ -352,7 +370,13 @@ def run_all(cells: Sequence[Wanted], options: argparse.Namespace) -> Iterator[Ce
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs=2, metavar=("SPECULATORS", "VLLM"))
+    parser.add_argument(
+        "--only",
+        nargs=2,
+        action="append",
+        metavar=("SPECULATORS", "VLLM"),
+        help="this cell alone; can be given several times",
+    )
     parser.add_argument("--vllm", nargs="+", help="the cells of these vLLM alone")
     parser.add_argument("--model", choices=("kimi-k2.5", "deepseek-v3", "qwen3", "gemma3"))
     parser.add_argument(
@@ -364,18 +388,54 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start none after these")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument("--matrix", type=Path, default=PATH, help="write to another file")
+    parser.add_argument(
+        "--compare", action="store_true", help="write nothing; fail where the matrix says otherwise"
+    )
     parser.add_argument("--environments", type=Path, default=ROOT / ".nox" / "matrix-environments")
     options = parser.parse_args()
     try:
         cells = cells_to_run(options)
-        print(f"{len(cells)} cells to run; results go to {options.matrix.resolve()}")
+        verb = "are compared with" if options.compare else "go to"
+        print(f"{len(cells)} cells to run; results {verb} {options.matrix.resolve()}")
         done = list(run_all(cells, options))
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     print(", ".join(f"{count} {result}" for result, count in summary(done).items()) or "nothing")
+    return exit_code(cells, done, options)
+
+
+def exit_code(cells: Sequence[Wanted], done: Sequence[Cell], options: argparse.Namespace) -> int:
+    """What the module's first lines say."""
     bad = [cell for cell in done if cell.result not in ("right", "refused", "cannot install")]
-    return 1 if bad and options.applied == "all" else 0
+    if options.compare:
+        bad = [cell for cell in done if not as_recorded(cell, read_matrix(options.matrix))]
+    if bad and options.applied == "all":
+        return 1
+    ran = {_key(cell) for cell in done}
+    not_run = [wanted for wanted in cells if wanted.key not in ran]
+    for wanted in not_run:
+        print(f"NOT RUN: {wanted.title}")
+    return 3 if not_run and math.isinf(options.minutes) else 0
+
+
+def as_recorded(cell: Cell, matrix: Matrix) -> bool:
+    """Whether the matrix has this cell with the same result and shims; says so where not."""
+    recorded = next((other for other in matrix.cells if _key(other) == _key(cell)), None)
+    pair = f"speculators {cell.speculators} x vLLM {cell.vllm}"
+    if recorded is None:
+        print(f"{pair}: the matrix has no such cell")
+    elif cell.result != recorded.result:
+        print(f"{pair}: {cell.words}; the matrix has {recorded.words}")
+    elif set(cell.shims) != set(recorded.shims):
+        print(f"{pair}: shims {sorted(cell.shims)}; the matrix has {sorted(recorded.shims)}")
+    else:
+        return True
+    return False
+
+
+def _key(cell: Cell) -> tuple[str, ...]:
+    return cell.speculators, cell.vllm, cell.model, cell.runner, cell.applied
 
 
 if __name__ == "__main__":

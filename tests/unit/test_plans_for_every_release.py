@@ -72,7 +72,12 @@ def test_every_range_has_both_its_ends_in_the_facts() -> None:
             statuses = {
                 plan_of(speculators, vllm).decision(record.id).status
                 for speculators in SPECULATORS
-                for vllm in (min(RECORDS, key=Version), "0.24.0", max(RECORDS, key=Version))
+                for vllm in (
+                    min(RECORDS, key=Version),
+                    "0.24.0",
+                    "0.27.1",
+                    max(RECORDS, key=Version),
+                )
             }
             assert Status.NEEDED in statuses, record.id
 
