@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3compat.reference import TOLERANCE, ReferenceModel, relative_error
+from eagle3compat.shim import Stage, shim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ class SuiteOutcome:
         control: the smallest relative error of a sample against another model's states; the
             comparison can fail only when it is large.
         layers: the layer ids asked for, in that order.
-        shims: ids of the shims that were applied.
+        shims: ids of the shims that were applied; those for training alone are left out.
         settled: what conditional shims chose in the parent and in the workers.
         seconds: wall clock of the engine's start and of all calls.
         runner: dotted name of the workers' model runner; empty where no engine started.
@@ -207,7 +208,7 @@ def run_suite(
         tuple(outcomes),
         difference,
         asked,
-        status.shims,
+        tuple(name for name in status.shims if Stage.EXTRACTION in shim(name).stages),
         dict(status.settled),
         time.monotonic() - start,
         runner,
