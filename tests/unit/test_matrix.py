@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from eagle3compat.commands.matrix import markdown_table, matrix, nearest_lines, today_table
+from eagle3compat.commands.matrix import (
+    markdown_table,
+    matrix,
+    nearest_lines,
+    others_table,
+    today_table,
+)
 from eagle3compat.errors import InputError
 from eagle3compat.matrix import Cell, Matrix, Pins, read_matrix, summary, write_matrix
 
@@ -111,23 +117,63 @@ def test_the_table_has_a_line_a_vllm_and_says_what_was_not_run() -> None:
 def test_what_builds_do_by_themselves_stands_beside_what_they_do_with_us() -> None:
     alone = cell(applied="none", result="raised", worst=None, detail="ValueError: a | b")
     lines = today_table(matrix_of(cell(), alone, cell("0.4.0.1"))).splitlines()
+    assert lines[0].split(" | ")[2:] == [
+        "as shipped",
+        "with what a CPU needs",
+        "with eagle3compat |",
+    ]
     assert lines[2:] == [
-        "| 0.3.0 | 0.16.0 | kimi-k2.5 | all | right, 3.3e-05 |",
-        "| 0.3.0 | 0.16.0 | kimi-k2.5 | none | raised: ValueError: a \\| b |",
+        "| 0.3.0 | 0.16.0 | raised: ValueError: a \\| b | not run | right, 3.3e-05 |"
     ]
 
 
-def test_both_tables_are_written_between_their_marks(tmp_path: Path) -> None:
+def test_other_models_and_the_other_runner_have_a_table_of_their_own() -> None:
+    cells = (
+        cell(),
+        cell(applied="none"),
+        cell("0.4.0.1", model="qwen3", vllm="0.32.0"),
+        cell(model="qwen3"),
+        cell(runner="V2"),
+    )
+    lines = others_table(matrix_of(*cells, cell("0.4.0.1"))).splitlines()
+    assert lines[0] == "| model | runner | vLLM | speculators 0.3.0 | speculators 0.4.0.1 |"
+    assert lines[2:] == [
+        "| kimi-k2.5 | V2 | 0.16.0 | right, 3.3e-05 | not run |",
+        "| qwen3 | V1 | 0.16.0 | right, 3.3e-05 | not run |",
+        "| qwen3 | V1 | 0.32.0 | not run | right, 3.3e-05 |",
+    ]
+
+
+def test_all_tables_are_written_between_their_marks(tmp_path: Path) -> None:
     document = tmp_path / "README.md"
     marks = "a\n<!-- matrix:begin -->\nold\n<!-- matrix:end -->\nb\n"
-    document.write_text(marks + marks.replace("matrix", "today"))
+    document.write_text(
+        "".join(marks.replace("matrix", mark) for mark in ("matrix", "others", "today"))
+    )
     run("--write", str(document))
     text = document.read_text()
     assert "old" not in text
-    assert text.count("| vLLM |") == 2
-    document.write_text(marks)
+    assert text.count(" vLLM |") == 3
+    document.write_text(marks + marks.replace("matrix", "others"))
     with pytest.raises(InputError, match="today:begin"):
         run("--write", str(document))
+
+
+def test_the_readme_holds_the_tables_that_the_matrix_makes() -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    matrix = read_matrix()
+    for table in (markdown_table(matrix), others_table(matrix), today_table(matrix)):
+        assert f"-->\n{table}<!--" in text, "run: eagle3compat matrix --write README.md"
+
+
+def test_pins_of_a_vllm_that_has_none_are_added_and_others_are_kept() -> None:
+    matrix = Matrix(schema=1, pins=(Pins(vllm="0.16.0"),))
+    other = Pins(vllm="0.16.0", python="3.12")
+    assert matrix.with_pins(other) == matrix
+    assert [each.vllm for each in matrix.with_pins(Pins(vllm="0.17.0")).pins] == [
+        "0.16.0",
+        "0.17.0",
+    ]
 
 
 def test_a_vllm_without_pins_is_named_with_those_there_are() -> None:

@@ -10,11 +10,20 @@ import typer
 from eagle3compat.errors import InputError
 
 if TYPE_CHECKING:
+    from packaging.version import Version
+
     from eagle3compat.matrix import Cell, Matrix
 
 BEGIN, END = "<!-- matrix:begin -->", "<!-- matrix:end -->"
 BEGIN_TODAY, END_TODAY = "<!-- today:begin -->", "<!-- today:end -->"
+BEGIN_OTHERS, END_OTHERS = "<!-- others:begin -->", "<!-- others:end -->"
 """The lines of a document between which the tables stand."""
+
+_SHIMS = {
+    "none": "as shipped",
+    "for the CPU": "with what a CPU needs",
+    "all": "with eagle3compat",
+}
 
 _COLOURS = {"right": "green", "refused": "yellow", "cannot install": "yellow"}
 _ACROSS = 6
@@ -54,23 +63,40 @@ def markdown_table(matrix: Matrix) -> str:
     for vllm in _providers(matrix):
         cells = [matrix.cell(version, vllm) for version in consumers]
         ran = next(cell for cell in cells if cell is not None)
-        results = [(cell.words if cell else "not run").replace("|", "\\|") for cell in cells]
-        lines.append([vllm, *results, ran.transformers or "", ran.python])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        lines.append([vllm, *map(_words, cells), ran.transformers or "", ran.python])
+    return _markdown(lines)
 
 
 def today_table(matrix: Matrix) -> str:
-    """What the builds do by themselves, and with us, as a Markdown table."""
-    lines = [["speculators", "vLLM", "model", "shims", "result"], ["---"] * 5]
-    without = {
-        (cell.speculators, cell.vllm, cell.model) for cell in matrix.cells if cell.applied != "all"
+    """What the builds do by themselves, beside what they do with us, as a Markdown table."""
+    lines = [["speculators", "vLLM", *_SHIMS.values()], ["---"] * (2 + len(_SHIMS))]
+    cells: dict[tuple[str, ...], Cell] = {
+        (cell.speculators, cell.vllm, cell.model, cell.applied): cell
+        for cell in matrix.cells
+        if cell.runner == "V1"
     }
-    for cell in matrix.cells:
-        key = (cell.speculators, cell.vllm, cell.model)
-        if key in without and cell.runner == "V1":
-            result = cell.words.replace("|", "\\|")
-            lines.append([*key, cell.applied, result])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    alone = [key[:3] for key in cells if key[3] != "all"]
+    for key in dict.fromkeys(alone):
+        found = [cells.get((*key, applied)) for applied in _SHIMS]
+        lines.append([*key[:2], *map(_words, found)])
+    return _markdown(lines)
+
+
+def others_table(matrix: Matrix) -> str:
+    """Cells of other models and of model runner V2, as a Markdown table."""
+    consumers = _consumers(matrix)
+    heads = ["model", "runner", "vLLM", *(f"speculators {version}" for version in consumers)]
+    lines = [heads, ["---"] * len(heads)]
+    main = {id(cell) for cell in matrix.main_cells}
+    cells: dict[tuple[str, ...], Cell] = {
+        (cell.model, cell.runner, cell.vllm, cell.speculators): cell
+        for cell in matrix.cells
+        if cell.applied == "all" and id(cell) not in main
+    }
+    for key in sorted({key[:3] for key in cells}, key=_by_version):
+        found = [cells.get((*key, version)) for version in consumers]
+        lines.append([*key, *map(_words, found)])
+    return _markdown(lines)
 
 
 def nearest_lines(matrix: Matrix, speculators: str, vllm: str) -> list[str]:
@@ -143,6 +169,7 @@ def _write(file: Path, matrix: Matrix) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--write: {file} cannot be read as text ({error}).") from error
     text = _with_table(file, text, (BEGIN, END), markdown_table(matrix))
+    text = _with_table(file, text, (BEGIN_OTHERS, END_OTHERS), others_table(matrix))
     text = _with_table(file, text, (BEGIN_TODAY, END_TODAY), today_table(matrix))
     file.write_text(text, encoding="utf-8")
     typer.echo(f"{file}: the matrix is written anew")
@@ -153,6 +180,20 @@ def _with_table(file: Path, text: str, marks: tuple[str, str], table: str) -> st
     if not 0 <= begin < end:
         raise InputError(f"--write: {file} has no lines {' and '.join(marks)} round the table.")
     return text[: begin + len(marks[0]) + 1] + table + text[end:]
+
+
+def _words(cell: Cell | None) -> str:
+    return "not run" if cell is None else cell.words.replace("|", "\\|")
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _by_version(key: tuple[str, ...]) -> tuple[str, str, Version]:
+    from packaging.version import Version
+
+    return key[0], key[1], Version(key[2])
 
 
 def _consumers(matrix: Matrix) -> list[str]:
