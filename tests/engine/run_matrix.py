@@ -240,11 +240,11 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
         kind = "refused" if any(mark in last for mark in OURS) else "raised"
         return {"result": kind, "detail": last[:300], "seconds": seconds}
     outcome = json.loads(out.read_text())
-    _check_runner(wanted, outcome["runner"])
+    check_runner(wanted, outcome["runner"])
     return {**_in_cell(outcome), "seconds": seconds}
 
 
-def _check_runner(wanted: Wanted, name: str) -> None:
+def check_runner(wanted: Wanted, name: str) -> None:
     """Raise an ``InputError`` when vLLM took another model runner than the cell is to be of."""
     found = "V2" if name.endswith(".model_runner.CPUModelRunner") else "V1"
     if name and found != wanted.runner:
