@@ -1,81 +1,63 @@
-"""Results are checked before they are written; the generator's config gets our values."""
+"""The generator's config gets our values; a rerun goes on with the same extraction alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from manifest_records import run_record, sample_record
 
-from eagle3compat.errors import Refusal
+from eagle3compat.errors import InputError
 from eagle3compat.kimi.dataset import Sample
-from eagle3compat.kimi.extraction import check_results, config_values
+from eagle3compat.kimi.extraction import check_continues, config_values, model_digest
+from eagle3compat.kimi.manifest import Manifest, input_digest
 
-torch = pytest.importorskip("torch")
-
-BATCH = [Sample(1, [5, 6, 7], [1, 1, 1]), Sample(3, [8], [1])]
-LAYERS, WIDTH = 2, 4
+SAMPLES = [Sample(1, [5, 6, 7], [1, 1, 1]), Sample(3, [8], [1])]
 
 
-def right_results() -> list[dict[str, Any]]:
-    return [
-        {
-            "input_ids": torch.tensor(sample.input_ids),
-            "hidden_states": [torch.ones(len(sample.input_ids), WIDTH) for _ in range(LAYERS)],
-        }
-        for sample in BATCH
-    ]
+def manifest_with_first_sample() -> Manifest:
+    digest = input_digest(SAMPLES[0].input_ids, SAMPLES[0].loss_mask)
+    record = sample_record(0, input_digest=digest)
+    return Manifest(Path("m"), (0, 1), runs=[run_record()], samples={0: record})
 
 
-def test_right_results_pass() -> None:
-    check_results(BATCH, right_results(), LAYERS, WIDTH)
-
-
-def lose_one(results: list[dict[str, Any]]) -> None:
-    results.pop()
-
-
-def swap(results: list[dict[str, Any]]) -> None:
-    results.reverse()
-
-
-def lose_a_layer(results: list[dict[str, Any]]) -> None:
-    results[1]["hidden_states"].pop()
-
-
-def lose_a_row(results: list[dict[str, Any]]) -> None:
-    results[0]["hidden_states"][1] = torch.ones(2, WIDTH)
-
-
-def make_nan(results: list[dict[str, Any]]) -> None:
-    results[0]["hidden_states"][1][2, 3] = float("nan")
-
-
-def make_infinite(results: list[dict[str, Any]]) -> None:
-    results[1]["hidden_states"][0][0, 0] = float("inf")
-
-
-def zero(results: list[dict[str, Any]]) -> None:
-    results[0]["hidden_states"][0].zero_()
+def test_the_same_extraction_goes_on() -> None:
+    check_continues(manifest_with_first_sample(), run_record(run=1), SAMPLES)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    ("change", "named"),
     [
-        (lose_one, "found 1"),
-        (swap, "another sequence"),
-        (lose_a_layer, "2 layers for the sample of line 3"),
-        (lose_a_row, r"\[2, 4\]"),
-        (make_nan, "NaN or infinity"),
-        (make_infinite, "NaN or infinity"),
-        (zero, "zeros alone"),
+        ({"model_digest": "other"}, "model_digest"),
+        ({"layers": (1, 2)}, "layers"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"samples": 3}, "samples"),
+        ({"settings": {"max_model_len": 17}}, "settings"),
     ],
 )
-def test_results_that_cannot_be_right_are_refused(spoil: Any, found: str) -> None:
-    results = right_results()
-    spoil(results)
-    with pytest.raises(Refusal, match=found):
-        check_results(BATCH, results, LAYERS, WIDTH)
+def test_another_extraction_is_refused(change: dict[str, Any], named: str) -> None:
+    record = replace(run_record(run=1), **change)
+    with pytest.raises(InputError, match=f"has {named}"):
+        check_continues(manifest_with_first_sample(), record, SAMPLES)
+
+
+def test_a_data_set_that_changed_is_refused_with_the_line() -> None:
+    changed = [Sample(2, [5, 6, 8], [1, 1, 1]), SAMPLES[1]]
+    with pytest.raises(InputError, match=":2: is another sample"):
+        check_continues(manifest_with_first_sample(), run_record(run=1), changed)
+
+
+def test_other_weights_have_another_digest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    before = model_digest(tmp_path)
+    (tmp_path / "README.md").touch()
+    assert model_digest(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    assert model_digest(tmp_path) != before
 
 
 def generator_module() -> ModuleType:

@@ -124,7 +124,6 @@ def _extract(folder: Path, console: Console) -> Summary:
             max_model_len=MAX_MODEL_LEN,
             max_num_batched_tokens=TOKENS_A_STEP,
             dtype="float32",
-            batch_size=len(rows),
         )
     )
 
@@ -166,7 +165,7 @@ def _compare(folder: Path, summary: Summary) -> Comparison:
     from eagle3compat.reference import compare, reference_hidden_states
 
     job = summary.job
-    samples = [read_sample(sample_path(job.settings.out, i)) for i in range(len(job.samples))]
+    samples = [read_sample(sample_path(job.folder.samples, i)) for i in range(len(job.samples))]
     expected = reference_hidden_states(
         folder / "model", [sample.input_ids for sample in job.samples], job.layers
     )

@@ -16,8 +16,9 @@ from eagle3compat.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from eagle3compat.kimi.dataset import Sample
     from eagle3compat.kimi.extraction import Settings, Summary
+    from eagle3compat.kimi.manifest import SampleRecord
+    from eagle3compat.kimi.storage import Shard
 
 
 # Sequences that the generator schedules at once (its MAX_NUM_SEQS); vLLM wants a token for each.
@@ -42,7 +43,13 @@ def extract(
             "token counts), or messages or conversations for the checkpoint's chat template."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for data_0.pt, data_1.pt, …; new or empty.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for the manifest and, in hidden_states, data_0.pt, data_1.pt, …; new or "
+            "empty, or that of an extraction to go on with."
+        ),
+    ],
     layers: Annotated[
         str | None,
         typer.Option(
@@ -64,11 +71,25 @@ def extract(
         ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Of weights and hidden states.")] = Dtype.AUTO,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Sequences in one call of the generator.")
-    ] = 8,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="Sequences in one engine step at most.")
+    ] = 32,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Extract the I-th of N parts of the data set, I from 0. Parts may share a folder, "
+            "or be moved into one.",
+        ),
+    ] = "0/1",
+    writers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that write. Default: one a core, at most 8.")
+    ] = None,
 ) -> None:
-    """Extract hidden states from inside vLLM, with the shims applied and checked."""
+    """Extract hidden states from inside vLLM, each sample proved; a rerun goes on.
+
+    Exits with 1 when samples were set aside.
+    """
     from eagle3compat.kimi.extraction import Settings
 
     settings = Settings(
@@ -79,11 +100,16 @@ def extract(
         max_model_len=max_model_len,
         tensor_parallel_size=tensor_parallel_size,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
         dtype=dtype.value,
-        batch_size=batch_size,
+        shard=parse_shard(shard),
+        **({} if writers is None else {"writers": writers}),
     )
-    for line in summary_lines(extract_with_progress(settings)):
+    summary = extract_with_progress(settings)
+    for line in summary_lines(summary):
         typer.echo(line)
+    if summary.set_aside:
+        raise typer.Exit(1)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -100,6 +126,20 @@ def parse_layers(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def parse_shard(text: str) -> Shard:
+    """A shard from ``0/4``, the first of four.
+
+    Raises:
+        InputError: it is not a number, a slash and a larger number.
+    """
+    from eagle3compat.kimi.storage import Shard
+
+    number, slash, count = text.partition("/")
+    if slash and number.isdecimal() and count.isdecimal() and int(number) < int(count):
+        return Shard(int(number), int(count))
+    raise InputError(f"--shard {text}: expected I/N with I from 0 to N-1, as in 0/4")
+
+
 def extract_with_progress(settings: Settings) -> Summary:
     """Check, apply, extract and write, with a progress bar on standard error."""
     from eagle3compat.kimi.extraction import carry_out, prepare
@@ -110,7 +150,7 @@ def extract_with_progress(settings: Settings) -> Summary:
 
 
 @contextmanager
-def _progress(total_tokens: int) -> Iterator[Callable[[Sample], None]]:
+def _progress(total_tokens: int) -> Iterator[Callable[[SampleRecord], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -124,8 +164,8 @@ def _progress(total_tokens: int) -> Iterator[Callable[[Sample], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting the engine", total=total_tokens)
 
-        def advance(sample: Sample) -> None:
-            progress.update(task, description="extracting", advance=len(sample.input_ids))
+        def advance(record: SampleRecord) -> None:
+            progress.update(task, description="extracting", advance=record.tokens)
 
         yield advance
 
@@ -133,19 +173,30 @@ def _progress(total_tokens: int) -> Iterator[Callable[[Sample], None]]:
 def summary_lines(summary: Summary) -> list[str]:
     """What was done, for the user: builds, shims, figures."""
     job = summary.job
+    before = len(job.settings.shard.indices(len(job.samples))) - len(job.todo)
     unmasked = sum(not sample.mask_given for sample in job.samples)
+    rate = f", {summary.tokens / summary.seconds:,.0f} tokens a second" if summary.seconds else ""
     lines = [
         f"vllm         {job.plan.provider.title}",
         f"speculators  {job.plan.consumer.title}",
         *shim_lines(job.plan),
         f"layers       {', '.join(map(str, job.layers))}",
-        f"samples      {len(job.samples)} in {job.settings.out}",
-        f"tokens       {job.tokens}",
+        f"samples      {summary.done} in {job.folder.samples}",
+        f"tokens       {summary.tokens}",
         f"bytes        {summary.written_bytes}",
-        f"seconds      {summary.seconds:.1f}",
+        f"seconds      {summary.seconds:.1f} after {summary.engine_seconds:.1f} until the engine "
+        f"was up{rate}",
     ]
+    if before:
+        lines.append(f"note         samples that earlier runs had done: {before}")
     if unmasked:
         lines.append(
             f"note         rows without loss_mask, of which every token counts: {unmasked}"
         )
+    if summary.unproved:
+        lines.append(f"note         next tokens were not proved: {summary.unproved}")
+    lines.extend(
+        f"SET ASIDE    sample {record.index} of line {record.line}: {record.reason}"
+        for record in summary.set_aside
+    )
     return lines

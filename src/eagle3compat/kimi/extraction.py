@@ -1,34 +1,54 @@
-"""From a data set to sample files, through the real generator of speculators 0.3 or 0.4.
+"""From a data set to sample files, through the engine of speculators 0.3's or 0.4's generator.
 
-`prepare` refuses whatever can be refused without an engine; `carry_out` starts one.
+`prepare` refuses whatever can be refused without an engine; `carry_out` starts one. The states
+leave the worker that computes them for files alone: `streaming` drives, `state_writer` writes,
+`account` gives proved samples their place. A rerun goes on where the last one stopped.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 import eagle3compat
 from eagle3compat.errors import InputError, Refusal
 from eagle3compat.installed import Build, find_build
+from eagle3compat.kimi.account import Account
 from eagle3compat.kimi.dataset import Sample, read_samples
-from eagle3compat.kimi.storage import claim_output_folder, sample_path, write_sample
-from eagle3compat.kimi.verifier import Verifier, read_verifier
-
-if TYPE_CHECKING:
-    import torch
-
-    from eagle3compat.plan import Plan
+from eagle3compat.kimi.exchange import StreamSettings
+from eagle3compat.kimi.manifest import (
+    EPSILON,
+    EndRecord,
+    Manifest,
+    ManifestWriter,
+    RunRecord,
+    SampleRecord,
+    input_digest,
+    read_manifest,
+)
+from eagle3compat.kimi.storage import WHOLE, ExtractionFolder, Shard, sample_bytes
+from eagle3compat.kimi.streaming import Stream, in_groups
+from eagle3compat.kimi.verifier import WEIGHT_SUFFIXES, Verifier, read_verifier
+from eagle3compat.plan import Plan
 
 GENERATOR_FILE = Path("data_generation", "vllm_hidden_states_generator.py")
-GENERATE = "speculators.data_generation.vllm_hidden_states_generator.VllmHiddenStatesGenerator"
+EXTENSION = "eagle3compat.kimi.streaming_worker.StreamingWorkerExtension"
+# Speculators' own budget of a step (its MIN_MAX_BATCHED_TOKENS) and its MAX_NUM_SEQS.
+TOKENS_A_STEP = 8192
+SEQUENCES_A_STEP = 32
+# Buffers of one step's rows: one is filled while writers empty the others.
+SLABS = 4
+ITEM_SIZE = {"float32": 4}
 
 
 @dataclass(frozen=True)
@@ -38,13 +58,15 @@ class Settings:
     Attributes:
         model: folder of the verifier's checkpoint.
         data: the ``.jsonl`` data set.
-        out: folder for the sample files.
+        out: folder for the sample files and the manifest.
         layers: auxiliary layer ids and, last, that of the target; None for speculators' default.
         max_model_len: tokens of the longest sequence, and one more.
         tensor_parallel_size: GPUs that share the verifier.
-        max_num_batched_tokens: token budget of one engine step; None for the generator's own.
+        max_num_batched_tokens: token budget of one engine step; None for speculators' own.
+        max_num_seqs: sequences in one engine step.
         dtype: of the verifier's weights and states; ``"auto"`` for the checkpoint's own.
-        batch_size: sequences in one call of the generator.
+        shard: the part of the data set to extract.
+        writers: threads that write.
     """
 
     model: Path
@@ -54,24 +76,60 @@ class Settings:
     max_model_len: int = 2048
     tensor_parallel_size: int = 1
     max_num_batched_tokens: int | None = None
+    max_num_seqs: int = SEQUENCES_A_STEP
     dtype: str = "auto"
-    batch_size: int = 8
+    shard: Shard = WHOLE
+    writers: int = min(8, os.cpu_count() or 1)
+
+    @property
+    def tokens_a_step(self) -> int:
+        """The token budget of one engine step, asked for or speculators' own."""
+        return self.max_num_batched_tokens or max(TOKENS_A_STEP, self.max_model_len)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request that passed every check that needs no engine; its plan is applied."""
+    """A request that passed every check that needs no engine; its plan is applied.
+
+    Attributes:
+        settings: the request.
+        plan: applied.
+        verifier: of the settings.
+        layers: layer ids, settled.
+        dtype: of the states.
+        samples: of the whole data set.
+        folder: where they go.
+        todo: numbers of the samples that are to be extracted.
+        record: of this run, for the manifest.
+        lock: keeps other runs off the folder.
+    """
 
     settings: Settings
     plan: Plan
     verifier: Verifier
     layers: tuple[int, ...]
+    dtype: str
     samples: list[Sample]
+    folder: ExtractionFolder
+    todo: frozenset[int]
+    record: RunRecord
+    lock: BinaryIO
 
     @property
     def tokens(self) -> int:
-        """Tokens of all samples."""
-        return sum(len(sample.input_ids) for sample in self.samples)
+        """Tokens of the samples that are to be extracted."""
+        return sum(len(self.samples[index].input_ids) for index in self.todo)
+
+    @property
+    def groups(self) -> Iterator[list[int]]:
+        """Samples that share steps of the engine, of those groups in which some are to do."""
+        groups = in_groups(
+            self.settings.shard.indices(len(self.samples)),
+            [len(sample.input_ids) for sample in self.samples],
+            self.settings.tokens_a_step,
+            self.settings.max_num_seqs,
+        )
+        return (group for group in groups if not self.todo.isdisjoint(group))
 
 
 @dataclass(frozen=True)
@@ -80,13 +138,23 @@ class Summary:
 
     Attributes:
         job: the request.
-        written_bytes: size of all sample files.
-        seconds: wall clock of engine start, extraction and writing.
+        done: samples that this run extracted and proved.
+        tokens: of them.
+        written_bytes: size of their files.
+        set_aside: samples of this run whose proof failed.
+        unproved: why next tokens were not proved; None where they were.
+        engine_seconds: until the engine was up.
+        seconds: from its first step until the last byte was safe.
     """
 
     job: Job
-    written_bytes: int
-    seconds: float
+    done: int = 0
+    tokens: int = 0
+    written_bytes: int = 0
+    set_aside: list[SampleRecord] = field(default_factory=list)
+    unproved: str | None = None
+    engine_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 def prepare(settings: Settings) -> Job:
@@ -98,16 +166,115 @@ def prepare(settings: Settings) -> Job:
         InputError: what is wrong, where, and what to do.
         Refusal: no plan makes these builds of vLLM and speculators work together.
     """
-    find_build("vllm")
-    check_in_process_route(find_build("speculators"))
+    vllm, speculators = find_build("vllm"), find_build("speculators")
+    check_in_process_route(speculators)
     verifier = read_verifier(settings.model)
     layers = verifier.check_layers(settings.layers)
     verifier.check_dtype(settings.dtype)
     verifier.check_max_model_len(settings.max_model_len)
+    dtype = _dtype(settings, verifier)
+    folder = ExtractionFolder(settings.out, settings.shard)
+    folder.check()
     samples = read_samples(settings.data, verifier, settings.max_model_len)
+    manifest = read_manifest(folder.manifest, (settings.shard.number, settings.shard.count))
+    todo = frozenset(settings.shard.indices(len(samples))) - manifest.done.keys()
+    folder.check_space(
+        sum(
+            sample_bytes(
+                len(samples[index].input_ids),
+                len(layers),
+                verifier.hidden_size,
+                ITEM_SIZE.get(dtype, 2),
+            )
+            for index in todo
+        )
+    )
     plan = eagle3compat.apply()
-    claim_output_folder(settings.out)
-    return Job(settings, plan, verifier, layers, samples)
+    record = RunRecord(
+        run=len(manifest.runs),
+        started=round(time.time(), 3),
+        builds=_builds(vllm, speculators),
+        shims=tuple(decision.shim.id for decision in plan.needed),
+        model=str(settings.model.resolve()),
+        model_digest=model_digest(settings.model),
+        layers=layers,
+        hidden_size=verifier.hidden_size,
+        dtype=dtype,
+        data=str(settings.data.resolve()),
+        samples=len(samples),
+        shard=(settings.shard.number, settings.shard.count),
+        settings={
+            "max_model_len": settings.max_model_len,
+            "max_num_batched_tokens": settings.tokens_a_step,
+            "max_num_seqs": settings.max_num_seqs,
+            "tensor_parallel_size": settings.tensor_parallel_size,
+        },
+    )
+    check_continues(manifest, record, samples)
+    lock = folder.claim()
+    return Job(settings, plan, verifier, layers, dtype, samples, folder, todo, record, lock)
+
+
+def _dtype(settings: Settings, verifier: Verifier) -> str:
+    dtype = (verifier.dtype or "bfloat16") if settings.dtype == "auto" else settings.dtype
+    # vLLM runs checkpoints in float32 in 16 bits unless it is told otherwise.
+    if settings.dtype == "auto" and dtype == "float32":
+        dtype = "bfloat16"
+    if dtype not in EPSILON:
+        raise InputError(
+            f"--dtype {settings.dtype}: {settings.model} is in {dtype}; name one of "
+            f"{', '.join(EPSILON)}"
+        )
+    return dtype
+
+
+def _builds(vllm: Build, speculators: Build) -> dict[str, str]:
+    return {
+        "eagle3compat": eagle3compat.__version__,
+        "vllm": vllm.title,
+        "speculators": speculators.title,
+        "torch": version("torch"),
+    }
+
+
+def model_digest(model: Path) -> str:
+    """A digest of a checkpoint's config.json and of its weight files' names and sizes."""
+    digest = hashlib.blake2b((model / "config.json").read_bytes(), digest_size=16)
+    for entry in sorted(model.iterdir()):
+        if entry.name.endswith(WEIGHT_SUFFIXES):
+            digest.update(f"{entry.name} {entry.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def check_continues(manifest: Manifest, record: RunRecord, samples: list[Sample]) -> None:
+    """Refuse to go on with an extraction of something else.
+
+    Args:
+        manifest: of the folder, before this run.
+        record: of this run.
+        samples: of the data set.
+
+    Raises:
+        InputError: naming what is not as it was.
+    """
+    if not manifest.runs:
+        return
+    last = manifest.runs[-1]
+    for name in ("model_digest", "layers", "dtype", "samples", "settings"):
+        was, now = getattr(last, name), getattr(record, name)
+        if was != now:
+            raise InputError(
+                f"{manifest.path}: the extraction in this folder has {name} {was}, this run has "
+                f"{now}; go on with the same, or give a new folder"
+            )
+    for index, done in manifest.done.items():
+        sample = samples[index]
+        if input_digest(sample.input_ids, sample.loss_mask) != done.input_digest:
+            raise InputError(
+                f"{record.data}:{sample.line}: is another sample than the one that "
+                f"{manifest.path} has as number {index}; go on with the same data set, or give a "
+                "new folder"
+            )
 
 
 def check_in_process_route(speculators: Build) -> None:
@@ -122,36 +289,81 @@ def check_in_process_route(speculators: Build) -> None:
     )
 
 
-def carry_out(job: Job, advance: Callable[[Sample], None]) -> Summary:
-    """Extract and write every sample.
+def carry_out(job: Job, advance: Callable[[SampleRecord], None]) -> Summary:
+    """Extract, write and prove every sample that is to do.
 
     Args:
         job: from `prepare`.
-        advance: called after each sample that is on the disk.
+        advance: called after each sample that is accounted for, from another thread.
 
     Returns:
-        The figures of the run.
+        The figures of the run. A sample that was set aside does not raise.
 
     Raises:
         InputError: vLLM does not accept the settings.
-        Refusal: the workers are not patched as planned, or the states cannot be right.
+        Refusal: the workers are not patched as planned, the states cannot be right, or they cannot
+            be written.
+        OSError: a file cannot be put in its place.
     """
+    if not job.todo:
+        return Summary(job)
     start = time.monotonic()
     generator = open_generator(job)
-    written_bytes = 0
     try:
-        for first in range(0, len(job.samples), job.settings.batch_size):
-            batch = job.samples[first : first + job.settings.batch_size]
-            results = generator.generate([sample.input_ids for sample in batch])
-            check_results(batch, results, len(job.layers), job.verifier.hidden_size)
-            for index, (sample, result) in enumerate(zip(batch, results, strict=True), first):
-                path = sample_path(job.settings.out, index)
-                states = result["hidden_states"]
-                written_bytes += write_sample(path, sample.input_ids, sample.loss_mask, states)
-                advance(sample)
+        manifest = ManifestWriter(job.folder.manifest)
+        account = Account(job.folder, manifest, job.record.run, advance)
+        try:
+            manifest.append([job.record])
+            first_step = time.monotonic()
+            stream = _extract_all(job, generator, account)
+            seconds = time.monotonic() - first_step
+            manifest.append([EndRecord(job.record.run, round(seconds, 3), account.tokens)])
+        finally:
+            account.stop()
+            manifest.close()
     finally:
         generator.executor.shutdown()
-    return Summary(job, written_bytes, time.monotonic() - start)
+    return Summary(
+        job,
+        account.done,
+        account.tokens,
+        account.bytes,
+        account.set_aside,
+        stream.unprovable,
+        first_step - start,
+        seconds,
+    )
+
+
+def _position(layer: int, layers: tuple[int, ...]) -> int | None:
+    return layers.index(layer) if layer in layers else None
+
+
+def _extract_all(job: Job, generator: Any, account: Account) -> Stream:
+    from speculators.data_generation import vllm_hidden_states_generator as module
+
+    settings = StreamSettings(
+        unfinished=str(job.folder.unfinished.resolve()),
+        lock=str(job.folder.writer_lock.resolve()),
+        threads=job.settings.writers,
+        slabs=SLABS,
+        tokens_a_step=job.settings.tokens_a_step,
+        hidden_size=job.verifier.hidden_size,
+        last_layer=_position(job.verifier.num_hidden_layers - 1, job.layers),
+    )
+    stream = Stream(generator, module, settings, account)
+    if stream.dtype != job.dtype:
+        raise Refusal(
+            f"--dtype {job.settings.dtype}",
+            f"states in {job.dtype}",
+            f"an engine that computes in {stream.dtype}",
+            f"Say --dtype {stream.dtype}.",
+        )
+    for group in job.groups:
+        stream.extract(group, [job.samples[index] for index in group], job.todo)
+    stream.drain()
+    account.finish()
+    return stream
 
 
 def open_generator(job: Job) -> Any:
@@ -181,10 +393,14 @@ def open_generator(job: Job) -> Any:
 
 
 def _overrides(settings: Settings) -> dict[str, dict[str, Any]]:
-    overrides: dict[str, dict[str, Any]] = {"ModelConfig": {"dtype": settings.dtype}}
-    if settings.max_num_batched_tokens is not None:
-        overrides["SchedulerConfig"] = {"max_num_batched_tokens": settings.max_num_batched_tokens}
-    return overrides
+    return {
+        "ModelConfig": {"dtype": settings.dtype},
+        "ParallelConfig": {"worker_extension_cls": EXTENSION},
+        "SchedulerConfig": {
+            "max_num_batched_tokens": settings.tokens_a_step,
+            "max_num_seqs": settings.max_num_seqs,
+        },
+    }
 
 
 def _reasons(error: ValueError) -> str:
@@ -214,52 +430,3 @@ def config_values(module: ModuleType, overrides: dict[str, dict[str, Any]]) -> I
     finally:
         for name, original in originals.items():
             setattr(module, name, original)
-
-
-def check_results(
-    batch: Sequence[Sample],
-    results: Sequence[dict[str, Any]],
-    layer_count: int,
-    hidden_size: int,
-) -> None:
-    """Refuse results that cannot be the states of the batch, before any of them is written.
-
-    Args:
-        batch: the samples asked for.
-        results: the generator's answer: one dictionary a sample.
-        layer_count: how many layers were asked for.
-        hidden_size: of the verifier.
-
-    Raises:
-        Refusal: another number or order of samples, another shape, or states that are not finite
-            or all zero.
-    """
-    if len(results) != len(batch):
-        raise _refusal(f"{len(batch)} results", f"{len(results)}")
-    for sample, result in zip(batch, results, strict=True):
-        place = f"the sample of line {sample.line}"
-        if result["input_ids"].tolist() != sample.input_ids:
-            raise _refusal(f"the token ids of {place}", "those of another sequence")
-        if len(result["hidden_states"]) != layer_count:
-            raise _refusal(f"{layer_count} layers for {place}", f"{len(result['hidden_states'])}")
-        for states in result["hidden_states"]:
-            _check_states(place, states, (len(sample.input_ids), hidden_size))
-
-
-def _check_states(place: str, states: torch.Tensor, shape: tuple[int, int]) -> None:
-    if tuple(states.shape) != shape:
-        raise _refusal(f"states {list(shape)} for {place}", f"{list(states.shape)}")
-    if not bool(states.isfinite().all()):
-        raise _refusal(f"finite states for {place}", "NaN or infinity")
-    # One row may be zero: a padding token's embedding is, and in the first place it stays so.
-    if not bool(states.any()):
-        raise _refusal(f"states for {place}", "zeros alone")
-
-
-def _refusal(expected: str, found: str) -> Refusal:
-    return Refusal(
-        f"{GENERATE}.generate",
-        expected,
-        found,
-        "Nothing of this batch was written; run verify-patches and report it.",
-    )

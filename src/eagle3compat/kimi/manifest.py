@@ -29,6 +29,8 @@ from typing import Any
 
 from eagle3compat.errors import InputError
 
+# Unit of the last place of 1.
+EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}
 MANIFEST_NAME = re.compile(r"manifest-(\d+)-of-(\d+)\.jsonl")
 DIGEST_BYTES = 16
 # Bytes; a line of 61 layers has about 8,000.
@@ -55,6 +57,19 @@ class Proof:
     def holds(self) -> bool:
         """Whether rounding explains the difference. A NaN is never explained."""
         return self.next_token == self.top or self.shortfall <= self.allowed
+
+
+def allowed_shortfall(dtype: str, largest_logit: float) -> float:
+    """How far below the top logit the sampled token's may be for rounding to explain it.
+
+    The stored state is rounded once more than the one that the engine went on with, and kernels
+    sum in another order for another number of rows.
+
+    Args:
+        dtype: of the states: a key of `EPSILON`.
+        largest_logit: the largest absolute logit of the row.
+    """
+    return max(4 * EPSILON[dtype], 1e-5) * largest_logit
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,164 @@
-"""The sample files that speculators' trainer reads, each of them whole or not there.
+"""The folder of an extraction, and the sample files in it that speculators' trainer reads.
 
-Format (speculators 0.3.0, ``train/data.py``, ``standardize_data_v1``): a dictionary of
+Format of a sample (speculators 0.3.0, ``train/data.py``, ``standardize_data_v1``): a dictionary of
 ``input_ids`` int64 ``[s]``, ``loss_mask`` int64 ``[s]`` and ``hidden_states``, a list of one
 ``[s, H]`` tensor a layer whose last is the trainer's target.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from eagle3compat.errors import InputError
+from eagle3compat.kimi.manifest import MANIFEST_NAME, manifest_path
 
 if TYPE_CHECKING:
     import torch
 
 # 0.3.0's trainer reads every file below its folder whose name ends in "pt".
 UNFINISHED_SUFFIX = ".unfinished"
+# Bytes of a sample file beside its tensors, at most, and of one more layer.
+FILE_OVERHEAD = 2048
+LAYER_OVERHEAD = 256
 
 
 class _Writer(Protocol):
     def __call__(self, stream: BinaryIO) -> None: ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of a data set: the samples whose number leaves ``number`` when divided by ``count``.
+
+    Args:
+        number: from 0.
+        count: shards of the data set.
+    """
+
+    number: int = 0
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """As it stands in the names of files."""
+        return f"{self.number}-of-{self.count}"
+
+    def indices(self, samples: int) -> range:
+        """The numbers of its samples."""
+        return range(self.number, samples, self.count)
+
+
+WHOLE = Shard()
+
+
+@dataclass(frozen=True)
+class ExtractionFolder:
+    """Where an extraction keeps what.
+
+    Args:
+        path: the folder that the user named.
+        shard: the part of the data set that is written here.
+    """
+
+    path: Path
+    shard: Shard = WHOLE
+
+    @property
+    def samples(self) -> Path:
+        """Samples that are proved: the folder to train on."""
+        return self.path / "hidden_states"
+
+    @property
+    def set_aside(self) -> Path:
+        """Samples whose proof failed."""
+        return self.path / "set_aside"
+
+    @property
+    def unfinished(self) -> Path:
+        """This shard's samples whose proof is still to come."""
+        return self.path / "unfinished" / self.shard.name
+
+    @property
+    def manifest(self) -> Path:
+        """This shard's manifest."""
+        return manifest_path(self.path, (self.shard.number, self.shard.count))
+
+    @property
+    def writer_lock(self) -> Path:
+        """What the worker that writes this shard locks."""
+        return self.path / "locks" / f"writer-{self.shard.name}"
+
+    def check(self) -> None:
+        """Refuse a place that cannot be used; nothing is made.
+
+        Raises:
+            InputError: it is no folder, holds something else, or cannot be written to.
+        """
+        found = _nearest(self.path)
+        if not found.is_dir():
+            raise InputError(f"--out {self.path}: {found} is a file, expected a folder")
+        if not os.access(found, os.W_OK | os.X_OK):
+            raise InputError(f"--out {self.path}: {found} cannot be written to")
+        if found != self.path:
+            return
+        entries = sorted(entry.name for entry in self.path.iterdir())
+        shards = [match for name in entries if (match := MANIFEST_NAME.fullmatch(name))]
+        if entries and not shards and "locks" not in entries:
+            raise InputError(
+                f"--out {self.path}: is in use (holds {entries[0]}) and has no manifest of an "
+                "extraction; give a new or empty folder"
+            )
+        other = next((match for match in shards if int(match[2]) != self.shard.count), None)
+        if other is not None:
+            raise InputError(
+                f"--out {self.path}: holds {other[0]}, of a data set in {other[2]} shards; "
+                f"expected {self.shard.count}. Give the same --shard count, or another folder"
+            )
+
+    def check_space(self, needed: int) -> None:
+        """Refuse when the disk has less than ``needed`` bytes free."""
+        free = shutil.disk_usage(_nearest(self.path)).free
+        if needed > free:
+            raise InputError(
+                f"--out {self.path}: the hidden states need {needed:,} bytes, and {free:,} are "
+                "free there; give another folder, or split the data set with --shard"
+            )
+
+    def claim(self) -> BinaryIO:
+        """Make the folder, and lock this shard of it for as long as the result is kept.
+
+        Files that an earlier run left unfinished are taken away.
+
+        Raises:
+            InputError: another run has it, or it cannot be made.
+        """
+        try:
+            for folder in (self.samples, self.set_aside, self.unfinished, self.writer_lock.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "locks" / f"run-{self.shard.name}").open("ab")
+        except OSError as error:
+            raise InputError(f"--out {self.path}: cannot be used ({error})") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise InputError(
+                f"--out {self.path}: another run is extracting shard {self.shard.name} to it"
+            ) from None
+        for left in self.unfinished.iterdir():
+            left.unlink()
+        return lock
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the nearest of its parents that is there."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
 
 
 def sample_path(folder: Path, index: int) -> Path:
@@ -30,55 +166,59 @@ def sample_path(folder: Path, index: int) -> Path:
     return folder / f"data_{index}.pt"
 
 
-def claim_output_folder(folder: Path) -> None:
-    """Make sure that ``folder`` is there, empty and can be written to; it is made if missing.
+def sample_bytes(tokens: int, layers: int, hidden_size: int, item_size: int) -> int:
+    """An upper bound for the size of a sample's file.
 
-    Raises:
-        InputError: it is no folder, holds something already, or cannot be written to.
+    Args:
+        tokens: rows of each layer.
+        layers: how many there are.
+        hidden_size: width of a row.
+        item_size: bytes of an element.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        first = min((entry.name for entry in folder.iterdir()), default=None)
-    except FileExistsError:
-        raise InputError(f"--out {folder}: is a file, expected a folder") from None
-    except OSError as error:
-        raise InputError(f"--out {folder}: cannot be used ({error})") from error
-    if first is not None:
-        raise InputError(
-            f"--out {folder}: is in use (holds {first}); the trainer reads every file below it, "
-            "so give a new or empty folder"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--out {folder}: cannot be written to")
+    states = tokens * layers * hidden_size * item_size
+    return states + 2 * 8 * tokens + FILE_OVERHEAD + LAYER_OVERHEAD * layers
 
 
-def write_sample(
+def save_sample(
     path: Path,
     input_ids: Sequence[int],
     loss_mask: Sequence[int],
     hidden_states: Sequence[torch.Tensor],
 ) -> int:
-    """Write one sample file, durably and atomically.
+    """Write one sample file, and return when it is on the disk. It does not appear whole.
 
     Args:
         path: from `sample_path`.
         input_ids: s token ids.
         loss_mask: s values of 0 or 1.
-        hidden_states: one ``[s, H]`` tensor a layer, in the order of the layer ids.
+        hidden_states: one ``[s, H]`` tensor a layer, in the order of the layer ids. Each has a
+            storage of its own: all of a storage is written.
 
     Returns:
         The file's size in bytes.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to.
     """
     import torch
 
     sample = {
         "input_ids": torch.tensor(list(input_ids), dtype=torch.long),
         "loss_mask": torch.tensor(list(loss_mask), dtype=torch.long),
-        # A view would be saved with all of the tensor that it looks into.
-        "hidden_states": [states.detach().cpu().clone() for states in hidden_states],
+        "hidden_states": list(hidden_states),
     }
-    write_whole(path, lambda stream: torch.save(sample, stream))
-    return path.stat().st_size
+    try:
+        torch.save(sample, path)
+    except RuntimeError as error:  # what torch says when its stream cannot be written
+        raise OSError(f"{path}: {error}") from error
+    return sync_file(path)
+
+
+def sync_file(path: Path) -> int:
+    """Return a file's size when all of it is on the disk."""
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
+        return os.fstat(stream.fileno()).st_size
 
 
 def read_sample(path: Path) -> dict[str, Any]:
@@ -100,11 +240,11 @@ def write_whole(path: Path, write: _Writer) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    # The new name is durable only once its folder is.
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk: a new name is durable only then."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
