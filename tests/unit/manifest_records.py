@@ -20,6 +20,7 @@ def run_record(**values: Any) -> RunRecord:
         "dtype": "float32",
         "data": "/data.jsonl",
         "samples": 2,
+        "data_digest": "all",
         "shard": (0, 1),
         "settings": {"max_model_len": 16},
     }

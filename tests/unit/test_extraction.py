@@ -35,6 +35,7 @@ def test_the_same_extraction_goes_on() -> None:
         ({"layers": (1, 2)}, "layers"),
         ({"dtype": "bfloat16"}, "dtype"),
         ({"samples": 3}, "samples"),
+        ({"data_digest": "other"}, "data_digest"),
         ({"settings": {"max_model_len": 17}}, "settings"),
     ],
 )

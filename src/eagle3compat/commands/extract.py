@@ -174,7 +174,6 @@ def summary_lines(summary: Summary) -> list[str]:
     """What was done, for the user: builds, shims, figures."""
     job = summary.job
     before = len(job.settings.shard.indices(len(job.samples))) - len(job.todo)
-    unmasked = sum(not sample.mask_given for sample in job.samples)
     rate = f", {summary.tokens / summary.seconds:,.0f} tokens a second" if summary.seconds else ""
     lines = [
         f"vllm         {job.plan.provider.title}",
@@ -189,9 +188,10 @@ def summary_lines(summary: Summary) -> list[str]:
     ]
     if before:
         lines.append(f"note         samples that earlier runs had done: {before}")
-    if unmasked:
+    if job.samples.unmasked:
         lines.append(
-            f"note         rows without loss_mask, of which every token counts: {unmasked}"
+            "note         rows without loss_mask, of which every token counts: "
+            f"{job.samples.unmasked}"
         )
     if summary.unproved:
         lines.append(f"note         next tokens were not proved: {summary.unproved}")

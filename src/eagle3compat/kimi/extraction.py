@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -24,7 +24,7 @@ import eagle3compat
 from eagle3compat.errors import InputError, Refusal
 from eagle3compat.installed import Build, find_build
 from eagle3compat.kimi.account import Account
-from eagle3compat.kimi.dataset import Sample, read_samples
+from eagle3compat.kimi.dataset import Sample, SampleFile
 from eagle3compat.kimi.exchange import StreamSettings
 from eagle3compat.kimi.manifest import (
     EPSILON,
@@ -49,6 +49,8 @@ SEQUENCES_A_STEP = 32
 # Buffers of one step's rows: one is filled while writers empty the others.
 SLABS = 4
 ITEM_SIZE = {"float32": 4}
+# Samples that are looked at to see whether a data set is in the order that it was in.
+ORDER_CHECKS = 256
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Job:
     verifier: Verifier
     layers: tuple[int, ...]
     dtype: str
-    samples: list[Sample]
+    samples: SampleFile
     folder: ExtractionFolder
     todo: frozenset[int]
     record: RunRecord
@@ -118,14 +120,14 @@ class Job:
     @property
     def tokens(self) -> int:
         """Tokens of the samples that are to be extracted."""
-        return sum(len(self.samples[index].input_ids) for index in self.todo)
+        return sum(self.samples.token_counts[index] for index in self.todo)
 
     @property
     def groups(self) -> Iterator[list[int]]:
         """Samples that share steps of the engine, of those groups in which some are to do."""
         groups = in_groups(
             self.settings.shard.indices(len(self.samples)),
-            [len(sample.input_ids) for sample in self.samples],
+            self.samples.token_counts,
             self.settings.tokens_a_step,
             self.settings.max_num_seqs,
         )
@@ -175,13 +177,13 @@ def prepare(settings: Settings) -> Job:
     dtype = _dtype(settings, verifier)
     folder = ExtractionFolder(settings.out, settings.shard)
     folder.check()
-    samples = read_samples(settings.data, verifier, settings.max_model_len)
+    samples = SampleFile(settings.data, verifier, settings.max_model_len)
     manifest = read_manifest(folder.manifest, (settings.shard.number, settings.shard.count))
     todo = frozenset(settings.shard.indices(len(samples))) - manifest.done.keys()
     folder.check_space(
         sum(
             sample_bytes(
-                len(samples[index].input_ids),
+                samples.token_counts[index],
                 len(layers),
                 verifier.hidden_size,
                 ITEM_SIZE.get(dtype, 2),
@@ -202,6 +204,7 @@ def prepare(settings: Settings) -> Job:
         dtype=dtype,
         data=str(settings.data.resolve()),
         samples=len(samples),
+        data_digest=samples.digest,
         shard=(settings.shard.number, settings.shard.count),
         settings={
             "max_model_len": settings.max_model_len,
@@ -246,7 +249,7 @@ def model_digest(model: Path) -> str:
     return digest.hexdigest()
 
 
-def check_continues(manifest: Manifest, record: RunRecord, samples: list[Sample]) -> None:
+def check_continues(manifest: Manifest, record: RunRecord, samples: Sequence[Sample]) -> None:
     """Refuse to go on with an extraction of something else.
 
     Args:
@@ -260,14 +263,16 @@ def check_continues(manifest: Manifest, record: RunRecord, samples: list[Sample]
     if not manifest.runs:
         return
     last = manifest.runs[-1]
-    for name in ("model_digest", "layers", "dtype", "samples", "settings"):
+    for name in ("model_digest", "layers", "dtype", "samples", "data_digest", "settings"):
         was, now = getattr(last, name), getattr(record, name)
         if was != now:
             raise InputError(
                 f"{manifest.path}: the extraction in this folder has {name} {was}, this run has "
                 f"{now}; go on with the same, or give a new folder"
             )
-    for index, done in manifest.done.items():
+    # The digest of the data set does not depend on its order.
+    done_samples = list(manifest.done.items())
+    for index, done in done_samples[:: len(done_samples) // ORDER_CHECKS + 1]:
         sample = samples[index]
         if input_digest(sample.input_ids, sample.loss_mask) != done.input_digest:
             raise InputError(

@@ -125,6 +125,7 @@ class RunRecord:
         dtype: of the states, such as ``"bfloat16"``.
         data: the data file.
         samples: samples of the whole data set, all shards.
+        data_digest: of all of them (`dataset.SampleFile.digest`).
         shard: number of this shard, from 0, and how many there are.
         settings: what decides which samples share a step: ``max_model_len``,
             ``max_num_batched_tokens``, ``max_num_seqs``, ``tensor_parallel_size``.
@@ -141,6 +142,7 @@ class RunRecord:
     dtype: str
     data: str
     samples: int
+    data_digest: str
     shard: tuple[int, int]
     settings: dict[str, int]
 
