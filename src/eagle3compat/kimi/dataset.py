@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.conversations import (
-    load_tokenizer,
-    normalize_turns,
-    render_conversation,
-)
+from eagle3compat.kimi.conversations import Renderer, load_tokenizer, normalize_turns
 from eagle3compat.kimi.manifest import DIGEST_BYTES, input_digest
 from eagle3compat.kimi.verifier import Verifier
 
@@ -54,9 +50,10 @@ class SampleFile(Sequence[Sample]):
 
     A row has ``input_ids`` (and ``loss_mask``; without it, every token counts), or ``messages``, or
     ``conversations``. Other keys are ignored, but ``tools`` goes to the chat template. Blank lines
-    are passed over. Nothing is ever cut or dropped.
+    are passed over. Nothing is ever cut or dropped. A conversation is several samples where the
+    chat template rewrites earlier turns.
 
-    Making one checks every row; it holds about 40 bytes a sample. Samples may be asked for from
+    Making one checks every row; it holds about 50 bytes a sample. Samples may be asked for from
     several threads at once.
 
     Args:
@@ -81,12 +78,13 @@ class SampleFile(Sequence[Sample]):
         self.unmasked = 0
         self._verifier = verifier
         self._max_model_len = max_model_len
-        self._tokenizer = cache(lambda: load_tokenizer(verifier.path))
+        self._renderer = cache(lambda: Renderer(load_tokenizer(verifier.path)))
         self.digest = combined_digest(())
-        # Of each sample: its file, where its line begins, the line's bytes, and its number.
+        # Of each sample: its file, its line, where that begins and its bytes, and which of the
+        # line's samples it is.
         self._files = [_DataFile(path) for path in data_files(data)]
         self._file_numbers, self._lines = array("L"), array("Q")
-        self._offsets, self._sizes = array("Q"), array("Q")
+        self._offsets, self._sizes, self._places = array("Q"), array("Q"), array("L")
         for number, file in enumerate(self._files):
             self._index(number, file)
         if not self.token_counts:
@@ -107,32 +105,36 @@ class SampleFile(Sequence[Sample]):
         file = self._files[self._file_numbers[index]]
         line = self._lines[index]
         content = file.read(self._offsets[index], self._sizes[index])
-        sample = self._read_row(file.path, line, content)
-        if len(sample.input_ids) != self.token_counts[index]:
+        samples, place = self._read_row(file.path, line, content), self._places[index]
+        if place >= len(samples) or len(samples[place].input_ids) != self.token_counts[index]:
             raise InputError(f"{file.path}:{line}: the row changed after it was checked")
-        return sample
+        return samples[place]
 
     def _index(self, number: int, file: _DataFile) -> None:
         for line, offset, content in file.lines():
-            sample = self._read_row(file.path, line, content)
-            length = len(sample.input_ids)
-            self.token_counts.append(length)
-            self.tokens += length
-            self.unmasked += not sample.mask_given
-            digest = input_digest(sample.input_ids, sample.loss_mask)
-            self.digest = combined_digest((self.digest, digest))
-            self._file_numbers.append(number)
-            self._lines.append(line)
-            self._offsets.append(offset)
-            self._sizes.append(len(content))
+            for place, sample in enumerate(self._read_row(file.path, line, content)):
+                self._count(sample)
+                self._file_numbers.append(number)
+                self._lines.append(line)
+                self._offsets.append(offset)
+                self._sizes.append(len(content))
+                self._places.append(place)
 
-    def _read_row(self, path: Path, line: int, content: bytes) -> Sample:
+    def _count(self, sample: Sample) -> None:
+        self.token_counts.append(len(sample.input_ids))
+        self.tokens += len(sample.input_ids)
+        self.unmasked += not sample.mask_given
+        digest = input_digest(sample.input_ids, sample.loss_mask)
+        self.digest = combined_digest((self.digest, digest))
+
+    def _read_row(self, path: Path, line: int, content: bytes) -> list[Sample]:
         try:
-            sample = _sample_from(line, parse_row(content), self._tokenizer)
-            _check_sample(sample, self._verifier, self._max_model_len)
+            samples = _samples_from(line, parse_row(content), self._renderer)
+            for sample in samples:
+                _check_sample(sample, self._verifier, self._max_model_len)
         except InputError as error:
             raise InputError(f"{path}:{line}: {error}") from error
-        return sample
+        return samples
 
 
 def read_samples(data: Path, verifier: Verifier, max_model_len: int) -> list[Sample]:
@@ -218,16 +220,27 @@ def parse_row(content: bytes) -> dict[str, Any]:
     return row
 
 
-def _sample_from(line: int, row: Mapping[str, Any], tokenizer: Callable[[], Any]) -> Sample:
+def _samples_from(
+    line: int, row: Mapping[str, Any], renderer: Callable[[], Renderer]
+) -> list[Sample]:
+    key = row_kind(row)
+    if key == "input_ids":
+        return [_sample_from_token_ids(line, row)]
+    rendered = renderer().render(normalize_turns(row[key]), row.get("tools"))
+    return [Sample(line, sample.input_ids, sample.loss_mask) for sample in rendered]
+
+
+def row_kind(row: Mapping[str, Any]) -> str:
+    """Which of `ROW_KEYS` a row has.
+
+    Raises:
+        InputError: none, or several.
+    """
     kinds = [key for key in ROW_KEYS if key in row]
     if len(kinds) != 1:
         found = " and ".join(kinds) if kinds else f"only {', '.join(row) or 'nothing'}"
         raise InputError(f"expected one of {', '.join(ROW_KEYS)}, found {found}")
-    if kinds[0] == "input_ids":
-        return _sample_from_token_ids(line, row)
-    messages = normalize_turns(row[kinds[0]])
-    input_ids, loss_mask = render_conversation(tokenizer(), messages, row.get("tools"))
-    return Sample(line, input_ids, loss_mask)
+    return kinds[0]
 
 
 def _sample_from_token_ids(line: int, row: Mapping[str, Any]) -> Sample:
