@@ -120,7 +120,12 @@ def _normalize_turn(number: int, turn: object) -> dict[str, Any]:
         content = ""
     if not isinstance(content, str):
         raise InputError(f"turn {number} has content of {type(content).__name__}, expected text")
-    rest = {key: turn[key] for key in turn if key not in ("role", "from", "content", "value")}
+    # A column of a table has every key in every row, with nothing in it where the row has none.
+    rest = {
+        key: value
+        for key, value in turn.items()
+        if value is not None and key not in ("role", "from", "content", "value")
+    }
     thought = next((turn[key] for key in THOUGHT_KEYS if turn.get(key)), None)
     if thought is not None:
         if not isinstance(thought, str):

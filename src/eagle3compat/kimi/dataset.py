@@ -131,7 +131,7 @@ class SampleFile(Sequence[Sample]):
         try:
             samples = _samples_from(line, parse_row(content), self._renderer)
             for sample in samples:
-                _check_sample(sample, self._verifier, self._max_model_len)
+                check_sample(sample, self._verifier, self._max_model_len)
         except InputError as error:
             raise InputError(f"{path}:{line}: {error}") from error
         return samples
@@ -225,7 +225,7 @@ def _samples_from(
 ) -> list[Sample]:
     key = row_kind(row)
     if key == "input_ids":
-        return [_sample_from_token_ids(line, row)]
+        return [sample_from_token_ids(line, row)]
     rendered = renderer().render(normalize_turns(row[key]), row.get("tools"))
     return [Sample(line, sample.input_ids, sample.loss_mask) for sample in rendered]
 
@@ -243,7 +243,12 @@ def row_kind(row: Mapping[str, Any]) -> str:
     return kinds[0]
 
 
-def _sample_from_token_ids(line: int, row: Mapping[str, Any]) -> Sample:
+def sample_from_token_ids(line: int, row: Mapping[str, Any]) -> Sample:
+    """The sample of a row with ``input_ids``.
+
+    Raises:
+        InputError: they are no integers, or the mask is not of 0 and 1.
+    """
     input_ids = row["input_ids"]
     if not _is_integer_list(input_ids):
         raise InputError("input_ids is no list of integers")
@@ -260,7 +265,12 @@ def _is_integer_list(value: object) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
-def _check_sample(sample: Sample, verifier: Verifier, max_model_len: int) -> None:
+def check_sample(sample: Sample, verifier: Verifier, max_model_len: int) -> None:
+    """Refuse a sample that the engine cannot take, or whose mask is of another length.
+
+    Raises:
+        InputError: what is wrong with it.
+    """
     length = len(sample.input_ids)
     if not length:
         raise InputError("an empty sequence has no hidden states; take the row out")

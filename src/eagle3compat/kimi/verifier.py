@@ -100,8 +100,12 @@ class Verifier:
             )
 
 
-def read_verifier(path: Path) -> Verifier:
+def read_verifier(path: Path, *, needs_weights: bool = True) -> Verifier:
     """Read the facts of the checkpoint in ``path``.
+
+    Args:
+        path: the checkpoint's folder.
+        needs_weights: whether its weights must be there, too.
 
     Raises:
         InputError: ``path`` is no checkpoint that can be read.
@@ -110,8 +114,8 @@ def read_verifier(path: Path) -> Verifier:
         raise InputError(
             f"--model {path}: no such folder; give the folder of a downloaded checkpoint"
         )
-    config = _read_config(path / "config.json")
-    if not any(entry.name.endswith(WEIGHT_SUFFIXES) for entry in path.iterdir()):
+    config = read_config(path)
+    if needs_weights and not any(entry.name.endswith(WEIGHT_SUFFIXES) for entry in path.iterdir()):
         raise InputError(
             f"--model {path}: holds a config.json but no weights ({', '.join(WEIGHT_SUFFIXES)}); "
             "finish the download"
@@ -119,7 +123,13 @@ def read_verifier(path: Path) -> Verifier:
     return _verifier_from(path, config)
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The ``config.json`` of the checkpoint in ``path``.
+
+    Raises:
+        InputError: there is none that can be read.
+    """
+    file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
