@@ -75,7 +75,7 @@ class JsonLines:
         hashed = blake2b(digest_size=16)
         try:
             with self._path.open("rb") as stream:
-                while block := stream.read(1 << 20):
+                while block := stream.read(1 << 16):
                     hashed.update(block)
         except OSError as error:
             raise InputError(f"--data {self._path}: cannot be read ({error})") from error

@@ -68,7 +68,7 @@ class Tally:
         longest: tokens of the longest sample.
         dropped: rows and samples that were dropped, by reason.
         cut: samples that were cut.
-        notes: samples that something is to be known of, by what it is.
+        notes: rows that something is to be known of, by what it is.
         through: samples by what rendered them.
         frequencies: of the tokens that are to be predicted.
         digest: of the samples (`combined_digest`).
@@ -146,7 +146,10 @@ class RowPreparer:
         lines, remarks, tally = list[bytes](), list[dict[str, Any]](), Tally()
         for row in rows:
             tally.rows += 1
-            for outcome in self._outcomes(row):
+            outcomes = list(self._outcomes(row))
+            kept = (each for each in outcomes if isinstance(each, _Kept))
+            tally.notes.update({note for each in kept for note in each.notes})
+            for outcome in outcomes:
                 if isinstance(outcome, _Dropped):
                     tally.dropped[outcome.kind] += 1
                     remarks.append(
@@ -252,7 +255,6 @@ def _tally_of(kept: _Kept) -> Tally:
         tokens=len(kept.input_ids),
         marked=sum(kept.loss_mask),
         longest=len(kept.input_ids),
-        notes=Counter(kept.notes),
         through=Counter([kept.through]),
         frequencies=count_predicted(kept.input_ids, kept.loss_mask),
         digest=combined_digest([input_digest(kept.input_ids, kept.loss_mask)]),
