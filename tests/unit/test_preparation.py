@@ -256,7 +256,7 @@ def test_memory_does_not_grow_with_the_data_set(model: Path, tmp_path: Path) -> 
             tracemalloc.stop()
 
     peak(100)  # imports count once
-    assert peak(4000) < 1.1 * peak(400)
+    assert peak(8000) < 1.05 * peak(2000)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=30))
