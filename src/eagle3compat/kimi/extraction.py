@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
@@ -146,6 +146,7 @@ class Summary:
         set_aside: samples of this run whose proof failed.
         unproved: why next tokens were not proved; None where they were.
         engine_seconds: until the engine was up.
+        generating_seconds: from its first step until its last.
         seconds: from its first step until the last byte was safe.
     """
 
@@ -156,6 +157,7 @@ class Summary:
     set_aside: list[SampleRecord] = field(default_factory=list)
     unproved: str | None = None
     engine_seconds: float = 0.0
+    generating_seconds: float = 0.0
     seconds: float = 0.0
 
 
@@ -315,36 +317,48 @@ def carry_out(job: Job, advance: Callable[[SampleRecord], None]) -> Summary:
     start = time.monotonic()
     generator = open_generator(job)
     try:
-        manifest = ManifestWriter(job.folder.manifest)
-        account = Account(job.folder, manifest, job.record.run, advance)
-        try:
-            manifest.append([job.record])
-            first_step = time.monotonic()
-            stream = _extract_all(job, generator, account)
-            seconds = time.monotonic() - first_step
-            manifest.append([EndRecord(job.record.run, round(seconds, 3), account.tokens)])
-        finally:
-            account.stop()
-            manifest.close()
+        up = time.monotonic()
+        return replace(extract(job, generator, advance), engine_seconds=up - start)
     finally:
         generator.executor.shutdown()
+
+
+def extract(job: Job, generator: Any, advance: Callable[[SampleRecord], None]) -> Summary:
+    """As `carry_out`, through the engine that `open_generator` started for a job like this."""
+    manifest = ManifestWriter(job.folder.manifest)
+    account = Account(job.folder, manifest, job.record.run, advance)
+    try:
+        stream = open_stream(job, generator, account)
+        manifest.append([job.record])
+        start = time.monotonic()
+        for group in job.groups:
+            stream.extract(group, [job.samples[index] for index in group], job.todo)
+        generating_seconds = time.monotonic() - start
+        stream.drain()
+        account.finish()
+        seconds = time.monotonic() - start
+        manifest.append([EndRecord(job.record.run, round(seconds, 3), account.tokens)])
+    finally:
+        account.stop()
+        manifest.close()
     return Summary(
         job,
-        account.done,
-        account.tokens,
-        account.bytes,
-        account.set_aside,
-        stream.unprovable,
-        first_step - start,
-        seconds,
+        done=account.done,
+        tokens=account.tokens,
+        written_bytes=account.bytes,
+        set_aside=account.set_aside,
+        unproved=stream.unprovable,
+        generating_seconds=generating_seconds,
+        seconds=seconds,
     )
 
 
-def _position(layer: int, layers: tuple[int, ...]) -> int | None:
-    return layers.index(layer) if layer in layers else None
+def open_stream(job: Job, generator: Any, account: Account) -> Stream:
+    """Have the engine's workers ready to write.
 
-
-def _extract_all(job: Job, generator: Any, account: Account) -> Stream:
+    Raises:
+        Refusal: the engine computes in another dtype, or an earlier one still writes.
+    """
     from speculators.data_generation import vllm_hidden_states_generator as module
 
     settings = StreamSettings(
@@ -364,24 +378,32 @@ def _extract_all(job: Job, generator: Any, account: Account) -> Stream:
             f"an engine that computes in {stream.dtype}",
             f"Say --dtype {stream.dtype}.",
         )
-    for group in job.groups:
-        stream.extract(group, [job.samples[index] for index in group], job.todo)
-    stream.drain()
-    account.finish()
     return stream
 
 
-def open_generator(job: Job) -> Any:
+def _position(layer: int, layers: tuple[int, ...]) -> int | None:
+    return layers.index(layer) if layer in layers else None
+
+
+def open_generator(job: Job, more: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Any:
     """Start the engine: speculators' generator, with the dtype and budget that it does not take.
+
+    Args:
+        job: from `prepare`.
+        more: values for vLLM's config classes, by class name, beyond those of the job.
 
     The generator's constructor has no parameters for them, so they are put in where it builds its
     config. The rest of that config stays as the installed speculators writes it.
     """
     from speculators.data_generation import vllm_hidden_states_generator as module
 
+    overrides = {name: dict(values) for name, values in _overrides(job.settings).items()}
+    for name, values in more.items():
+        overrides.setdefault(name, {}).update(values)
+
     class ConfiguredGenerator(module.VllmHiddenStatesGenerator):  # type: ignore[misc]
         def _create_vllm_config(self, *arguments: Any, **options: Any) -> Any:
-            with config_values(module, _overrides(job.settings)):
+            with config_values(module, overrides):
                 try:
                     return super()._create_vllm_config(*arguments, **options)
                 except ValueError as error:

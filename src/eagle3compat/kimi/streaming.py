@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import count
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from eagle3compat.kimi.manifest import input_digest
 GENERATE = "speculators.data_generation.vllm_hidden_states_generator.VllmHiddenStatesGenerator"
 # Seconds between questions while nothing is left to compute.
 PATIENCE = 0.005
+_STREAMS = count()
 
 
 def in_groups(
@@ -66,6 +68,8 @@ class Stream:
         self._generator = generator
         self._module = module
         self._account = account
+        # vLLM tells workers of a request's end with the next step: its id is free only then.
+        self._name = f"stream_{next(_STREAMS)}"
         self._scheduler = generator.scheduler
         self._executor = generator.executor
         opened: Opened = self._ask("_open_stream", settings)
@@ -93,8 +97,8 @@ class Stream:
         for index, sample in zip(group, samples, strict=True):
             if index in todo:
                 digest = input_digest(sample.input_ids, sample.loss_mask)
-                self._samples[_request_id(index)] = (sample.line, digest)
-                announced.append(Announced(_request_id(index), index, bytes(sample.loss_mask)))
+                self._samples[self._id(index)] = (sample.line, digest)
+                announced.append(Announced(self._id(index), index, bytes(sample.loss_mask)))
         self._exchange(announced)
         requests = [
             self._request(index, sample) for index, sample in zip(group, samples, strict=True)
@@ -113,10 +117,13 @@ class Stream:
             time.sleep(PATIENCE)
         self._account.check()
 
+    def _id(self, index: int) -> str:
+        return f"{self._name}_{index}"
+
     def _request(self, index: int, sample: Sample) -> Any:
         # As in generate(), so that the shims that mend that call mend this one.
         return self._module.Request(
-            request_id=_request_id(index),
+            request_id=self._id(index),
             prompt_token_ids=list(sample.input_ids),
             sampling_params=self._module.SamplingParams(max_tokens=1, temperature=0.0),
             pooling_params=None,
@@ -177,10 +184,6 @@ class Stream:
     def _ask(self, method: str, *args: Any) -> Any:
         """Call a method in every worker; the answer is that of the first of the group."""
         return self._executor.collective_rpc(method, args=args)[0]
-
-
-def _request_id(index: int) -> str:
-    return f"sample_{index}"
 
 
 def _sampled(output: Any, request_ids: set[str]) -> dict[str, int]:
