@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 WORKER = "speculators.data_generation.custom_worker"
+DRAFT_MODEL = "speculators.models.eagle3.core"
+CHECKPOINTER = "speculators.train.checkpointer"
 TRAINER = "speculators.train.trainer"
 
 
