@@ -10,27 +10,10 @@ from eagle3compat.consumer_texts import DRAFT_030, DRAFT_040
 from eagle3compat.patching import Patcher
 from eagle3compat.probes import known_function
 from eagle3compat.shim import DRAFT_MODEL, Contract, Finding, Patch, Process, Shim, Stage, Status
-from eagle3compat.verifier_parts import text_part
+from eagle3compat.verifier_parts import default_layers, served_layer_ids, text_part
 
 _CONSTRUCT = "Eagle3DraftModel.__init__"
 _FOUND = Finding(Status.NEEDED, "the config is saved as it was made, without the layers' ids")
-
-
-def served_layer_ids(extracted: tuple[int, ...]) -> list[int]:
-    """The auxiliary layers of a draft's config, as vLLM counts them.
-
-    Extraction's id i is the output of decoder layer i; vLLM's is the input of layer i, which is
-    the output of the one before.
-
-    Args:
-        extracted: ids of the auxiliary layers, without the target's, as extraction counts them.
-    """
-    return [layer + 1 for layer in extracted]
-
-
-def default_layers(num_hidden_layers: int) -> tuple[int, int, int]:
-    """The auxiliary layers that speculators 0.3 and 0.4 extract when they are told of none."""
-    return 2, num_hidden_layers // 2, num_hidden_layers - 3
 
 
 def _install(module: ModuleType, patcher: Patcher) -> None:

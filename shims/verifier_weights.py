@@ -44,8 +44,8 @@ SHIM = Shim(
     title="verifier's embeddings and head found below a wrapper's prefix",
     contracts=(
         Contract(
-            DRAFT_MODEL,
-            "Eagle3DraftModel._setup_embeddings_and_lm_heads",
+            _LOADING,
+            "load_model_layers",
             "safetensors.safe_open",
             "model.embed_tokens.weight and lm_head.weight, as a plain language model names them",
         ),

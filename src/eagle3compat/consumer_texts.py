@@ -33,3 +33,4 @@ SET_UP_MODEL_040 = "efc95915b7346e98"
 TRAIN_EPOCH = "045fda2044bbf37a"  # Trainer.train_epoch
 CHECKPOINTS_030 = "4e274427b450e4c8"  # SingleGPUCheckpointer
 CHECKPOINTS_040 = "6825a17cf521c607"
+SET_UP_OPTIMIZER = "7524494f62d37348"  # Trainer.setup_optimizer

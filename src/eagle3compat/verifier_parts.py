@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,27 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
+
+
+def served_layer_ids(extracted: Sequence[int]) -> list[int]:
+    """The auxiliary layers of a draft's config, as vLLM counts them.
+
+    Extraction's id i is the output of decoder layer i; vLLM's is the input of layer i, which is
+    the output of the one before. vLLM feeds a draft the states by rising layer, whatever order the
+    config has.
+
+    Args:
+        extracted: ids of the auxiliary layers, without the target's, as extraction counts them.
+
+    Returns:
+        vLLM's ids, rising.
+    """
+    return [layer + 1 for layer in sorted(extracted)]
+
+
+def default_layers(num_hidden_layers: int) -> tuple[int, int, int]:
+    """The auxiliary layers that speculators 0.3 and 0.4 extract when they are told of none."""
+    return 2, num_hidden_layers // 2, num_hidden_layers - 3
 
 
 def stored_name(names: Iterable[str], wanted: str, checkpoint: str) -> str | None:
