@@ -44,6 +44,7 @@ class _Subcommand:
 _SUBCOMMANDS = {
     "extract": _Subcommand("extract", "extract"),
     "prepare": _Subcommand("prepare", "prepare"),
+    "audit": _Subcommand("audit", "audit"),
     "run": _Subcommand("run", "run"),
     "demo": _Subcommand("demo", "demo"),
     "tiny-kimi": _Subcommand("tiny_kimi", "tiny_kimi"),
