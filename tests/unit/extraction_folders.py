@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3compat.kimi.dataset import combined_digest
+from eagle3compat.kimi.extraction import model_digest
 from eagle3compat.kimi.manifest import (
     EndRecord,
     ManifestWriter,
@@ -28,199 +30,28 @@ if TYPE_CHECKING:
 LAYERS = (2, 4, 5, 7)
 # What the tiny checkpoint of seed 0 itself goes on with greedily, no token twice, after two tokens:
 # a text that it models. Some begin alike.
-TEXTS = [
-    [
-        3,
-        11,
-        118,
-        248,
-        56,
-        136,
-        264,
-        9,
-        188,
-        249,
-        267,
-        83,
-        292,
-        192,
-        287,
-        44,
-        24,
-        277,
-        8,
-        201,
-        39,
-        369,
-        326,
-        55,
-    ],
-    [5, 11, 212, 123, 361, 235, 94, 312, 215, 181, 139, 200, 264, 331, 140, 117, 134],
-    [
-        3,
-        12,
-        118,
-        372,
-        335,
-        53,
-        109,
-        59,
-        72,
-        169,
-        258,
-        61,
-        197,
-        371,
-        250,
-        83,
-        107,
-        314,
-        353,
-        293,
-        101,
-        245,
-        156,
-        54,
-    ],
-    [
-        9,
-        12,
-        200,
-        370,
-        190,
-        62,
-        181,
-        139,
-        27,
-        117,
-        363,
-        351,
-        156,
-        42,
-        46,
-        168,
-        109,
-        92,
-        329,
-        138,
-        22,
-        202,
-        367,
-        39,
-        261,
-        36,
-        55,
-        8,
-        69,
-        337,
-        84,
-        66,
-        254,
-    ],
-    [
-        3,
-        13,
-        249,
-        118,
-        188,
-        371,
-        168,
-        241,
-        201,
-        353,
-        250,
-        83,
-        264,
-        355,
-        53,
-        363,
-        38,
-        170,
-        59,
-        64,
-        191,
-        346,
-        274,
-        298,
-        314,
-        175,
-        115,
-        61,
-        221,
-        282,
-        109,
-        306,
-        329,
-        37,
-        315,
-        2,
-        51,
-        245,
-        18,
-        120,
-    ],
-    [5, 13, 381, 314, 303, 107, 321, 371, 324, 0, 65, 122, 250, 261, 121, 18, 355, 64, 284],
-    [
-        3,
-        14,
-        22,
-        118,
-        264,
-        59,
-        261,
-        175,
-        9,
-        301,
-        36,
-        321,
-        335,
-        292,
-        250,
-        165,
-        258,
-        282,
-        293,
-        188,
-        53,
-        353,
-        83,
-        248,
-        214,
-        51,
-        226,
-        196,
-        314,
-    ],
-    [
-        9,
-        14,
-        218,
-        107,
-        88,
-        156,
-        202,
-        348,
-        261,
-        66,
-        59,
-        28,
-        110,
-        272,
-        367,
-        147,
-        347,
-        230,
-        307,
-        355,
-        109,
-        117,
-    ],
-]
-LENGTHS = tuple(map(len, TEXTS))
+_TEXTS = (
+    "3 11 118 248 56 136 264 9 188 249 267 83 292 192 287 44 24 277 8 201 39 369 326 55",
+    "5 11 212 123 361 235 94 312 215 181 139 200 264 331 140 117 134",
+    "3 12 118 372 335 53 109 59 72 169 258 61 197 371 250 83 107 314 353 293 101 245 156 54",
+    "9 12 200 370 190 62 181 139 27 117 363 351 156 42 46 168 109 92 329 138 22 202 367 "
+    "39 261 36 55 8 69 337 84 66 254",
+    "3 13 249 118 188 371 168 241 201 353 250 83 264 355 53 363 38 170 59 64 191 346 274 "
+    "298 314 175 115 61 221 282 109 306 329 37 315 2 51 245 18 120",
+    "5 13 381 314 303 107 321 371 324 0 65 122 250 261 121 18 355 64 284",
+    "3 14 22 118 264 59 261 175 9 301 36 321 335 292 250 165 258 282 293 188 53 353 83 "
+    "248 214 51 226 196 314",
+    "9 14 218 107 88 156 202 348 261 66 59 28 110 272 367 147 347 230 307 355 109 117",
+)
+TEXTS = [list(map(int, text.split())) for text in _TEXTS]
 
 
 @cache
 def reference(model: Path) -> ReferenceModel:
+    """The checkpoint, loaded once; one thread is the quickest for a model so small."""
+    import torch
+
+    torch.set_num_threads(1)
     return ReferenceModel.load(model)
 
 
@@ -254,9 +85,9 @@ def write_extraction(model: Path, folder: Path, dtype: str = "float32", shards: 
     for shard in range(shards):
         writer = ManifestWriter(manifest_path(folder, (shard, shards)))
         writer.append([run_record(model, dtype, (shard, shards))])
-        for index in range(shard, len(LENGTHS), shards):
+        for index in range(shard, len(TEXTS), shards):
             writer.append([sample_record(model, samples, index)])
-        writer.append([EndRecord(0, 1.0, sum(LENGTHS))])
+        writer.append([EndRecord(0, 1.0, sum(map(len, TEXTS)))])
         writer.close()
     return folder
 
@@ -268,12 +99,13 @@ def run_record(model: Path, dtype: str, shard: tuple[int, int]) -> RunRecord:
         builds={"vllm": "vllm 0.16.0", "speculators": "speculators 0.3.0"},
         shims=("layer-order", "request-order"),
         model=str(model),
-        model_digest="0",
+        model_digest=model_digest(model),
         layers=LAYERS,
         hidden_size=128,
         dtype=dtype,
         data="data.jsonl",
-        samples=len(LENGTHS),
+        samples=len(TEXTS),
+        data_digest=combined_digest(input_digest(text, _mask(text)) for text in TEXTS),
         shard=shard,
         settings={"max_model_len": 64},
     )
