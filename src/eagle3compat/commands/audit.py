@@ -103,7 +103,9 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("reading", total=None)
 
         def watch(step: str, done: int, whole: int) -> None:
@@ -145,7 +147,7 @@ def _print_findings(report: AuditReport) -> None:
     from rich.text import Text
 
     table = Table(expand=False)
-    table.add_column("file", no_wrap=False, overflow="fold", max_width=34)
+    table.add_column("file", overflow="fold", max_width=34)
     table.add_column("fault", no_wrap=True)
     table.add_column("what", overflow="fold")
     for each in report.findings[:MOST_SHOWN]:
