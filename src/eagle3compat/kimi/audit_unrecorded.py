@@ -26,7 +26,7 @@ from eagle3compat.kimi.sample_scan import (
 from eagle3compat.kimi.verifier import Verifier, read_verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from eagle3compat.kimi.audit import AuditReport, AuditSettings, Watch
 
@@ -73,9 +73,11 @@ class UnrecordedAudit:
     def _find(self, index: int, kind: Kind, what: str) -> None:
         self._report.findings.append(Finding(kind, self._place(index), what, index))
 
-    def _take(self, faults: Iterator[Fault] | list[Fault]) -> None:
+    def _take(self, faults: Iterable[Fault], untold: str | None = None) -> None:
         for index, kind, what in faults:
             self._find(index, kind, what)
+        if untold is not None:
+            self._report.not_checked.append(untold)
 
     def _place(self, index: int) -> str:
         return str(self._paths[index].relative_to(self._settings.folder))
@@ -169,22 +171,21 @@ class UnrecordedAudit:
             self._layers = None
 
     def _check_together(self) -> None:
+        """Hold the samples against each other in which nothing is wrong so far."""
         alike = [index for index in sorted(self._readable) if index not in self._faulty()]
         for number, index in enumerate(alike, start=1):
             self._beginnings.add(index, self._load(index), self._load)
             self._watch("comparing beginnings", number, len(alike))
-        self._take(self._beginnings.faults())
-        faults, untold = self._norms.faults()
-        self._take(faults)
-        if untold is not None:
-            self._report.not_checked.append(untold)
+        faults, untold = self._norms.faults(alike)
+        self._take(faults, untold)
         if self._text is not None:
             faults, untold = self._text.faults(
-                self._load, lambda done, whole: self._watch("comparing with the text", done, whole)
+                alike,
+                self._load,
+                lambda done, whole: self._watch("comparing with the text", done, whole),
             )
-            self._take(faults)
-            if untold:
-                self._report.not_checked.append(untold)
+            self._take(faults, untold)
+        self._take(self._beginnings.faults(self._faulty()))
 
     def _faulty(self) -> set[int]:
         return {each.sample for each in self._report.findings if each.sample is not None}

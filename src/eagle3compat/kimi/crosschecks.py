@@ -18,7 +18,7 @@ import math
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
@@ -55,6 +55,8 @@ POSITIONS, RIVALS = 64, 64
 FEWEST_POSITIONS = 16
 # Share of rivals beaten in most samples where the verifier models its text.
 MODELLED = 0.75
+# By how much more the tokens one place off must beat, for the states to be one place off.
+PLACE_MARGIN = 0.1
 # Tokens kept to draw rivals from.
 POOL = 1 << 14
 # Samples whose states are tried with the text of each other, to name what was exchanged.
@@ -146,9 +148,17 @@ class Beginnings:
                 )
         return None
 
-    def faults(self) -> Iterator[Fault]:
-        """The fewest samples that explain what differs, those in most disagreements first."""
-        left = dict(self._disagreements)
+    def faults(self, known: Collection[int]) -> Iterator[Fault]:
+        """The fewest samples that explain what differs, those in most disagreements first.
+
+        Args:
+            known: samples that are wrong by other signs, which explain what differs from them.
+        """
+        left = {
+            pair: what
+            for pair, what in self._disagreements.items()
+            if pair[0] not in known and pair[1] not in known
+        }
         while left:
             counts = Counter(index for pair in left for index in pair)
             (worst, most), *others = counts.most_common()
@@ -173,11 +183,16 @@ class Norms:
         if all(0 < norm < math.inf for norm in norms):
             self._logarithms[index] = [math.log(norm) for norm in norms]
 
-    def faults(self) -> tuple[list[Fault], str | None]:
-        """Samples that stand out, and what could not be told."""
-        if len(self._logarithms) < FEWEST_NORMS:
+    def faults(self, indices: Sequence[int]) -> tuple[list[Fault], str | None]:
+        """Samples that stand out, and what could not be told.
+
+        Args:
+            indices: of the samples to judge, which have as many layers each.
+        """
+        logarithms = {each: self._logarithms[each] for each in indices if each in self._logarithms}
+        if len(logarithms) < FEWEST_NORMS:
             return [], f"exchanged layers, by norms: fewer than {FEWEST_NORMS} samples"
-        columns = list(zip(*self._logarithms.values(), strict=True))
+        columns = list(zip(*logarithms.values(), strict=True))
         middles = [statistics.median(column) for column in columns]
         spreads = [
             max(SMALLEST_DEVIATION, statistics.median(abs(each - middle) for each in column))
@@ -192,7 +207,7 @@ class Norms:
             return max((abs(norm - middle) / spread for norm, middle, spread in parts), default=0.0)
 
         faults: list[Fault] = []
-        for index, norms in self._logarithms.items():
+        for index, norms in logarithms.items():
             if deviation(norms) <= NORM_DEVIATIONS:
                 continue
             for one, other in apart:
@@ -214,15 +229,30 @@ def _apart(one: int, other: int, middles: Sequence[float], spreads: Sequence[flo
 
 @dataclass(frozen=True)
 class _Fit:
-    """Positions of one sample, and the share of rivals that its own next tokens beat there."""
+    """How well the last states of one sample fit its text.
+
+    Args:
+        share: of the rivals that the next tokens beat.
+        before: the same for the tokens at the states' own places, in place of the next ones.
+        after: the same for the tokens after the next ones.
+        positions: that were looked at.
+    """
 
     share: float
+    before: float
+    after: float
     positions: int
 
     @property
-    def unrelated(self) -> bool:
-        """Whether chance explains the share: one unrelated text in 20 beats more rivals."""
-        return self.share <= 0.5 + 1.65 / math.sqrt(12 * self.positions)
+    def fault(self) -> str | None:
+        """What is wrong with the places of the states, or None if nothing is seen."""
+        if max(self.before, self.after) >= max(MODELLED, self.share + PLACE_MARGIN):
+            place = "before" if self.before > self.after else "after"
+            return f"they fit those one place {place}"
+        # Chance explains the share: one unrelated text in 20 beats more rivals.
+        if self.share <= 0.5 + 1.65 / math.sqrt(12 * self.positions):
+            return ""
+        return None
 
 
 class TextFit:
@@ -247,18 +277,20 @@ class TextFit:
         if len(self._pool) > 2 * POOL:
             self._pool = self._random.sample(self._pool, POOL)
 
-    def faults(self, load: Load, watch: Callable[[int, int], None]) -> tuple[list[Fault], str]:
-        """Samples whose states do not fit their text, and what was or could not be told.
+    def faults(
+        self, indices: Sequence[int], load: Load, watch: Callable[[int, int], None]
+    ) -> tuple[list[Fault], str | None]:
+        """Samples whose states do not fit their text, and what could not be told.
 
         Args:
-            load: for the samples that were added.
+            indices: of the samples to judge.
+            load: for them.
             watch: told how many of them are done.
         """
-        long = [index for index, length in self._lengths.items() if length > FEWEST_POSITIONS]
+        long = [index for index in indices if self._lengths.get(index, 0) > FEWEST_POSITIONS]
         fits: dict[int, _Fit] = {}
         for number, index in enumerate(long, start=1):
-            sample = load(index)
-            fits[index] = self._fit(sample, sample["input_ids"])
+            fits[index] = self._fit(load(index))
             watch(number, len(long))
         if not fits:
             return [], f"text: no sample has more than {FEWEST_POSITIONS} tokens"
@@ -268,13 +300,13 @@ class TextFit:
                 "text: the verifier does not model it (its own next tokens beat "
                 f"{usual:.2f} of others, the median sample; {MODELLED} are needed)"
             )
-        suspects = [index for index, fit in fits.items() if fit.unrelated]
+        suspects = {index: fit for index, fit in fits.items() if fit.fault is not None}
         faults = [
-            (index, Kind.TEXT, self._describe(index, fits[index], usual, suspects, load))
-            for index in suspects
+            (index, Kind.TEXT, self._describe(index, fit, usual, list(suspects), load))
+            for index, fit in suspects.items()
         ]
-        short = len(self._lengths) - len(long)
-        return faults, f"text: {short} samples are too short for it" if short else ""
+        short = len(indices) - len(long)
+        return faults, f"text: {short} samples are too short for it" if short else None
 
     def _describe(
         self, index: int, fit: _Fit, usual: float, suspects: Sequence[int], load: Load
@@ -283,31 +315,34 @@ class TextFit:
             "its last states do not belong to its tokens: the next ones beat "
             f"{fit.share:.2f} of others, {usual:.2f} in the median sample"
         )
+        if fit.fault:
+            return f"{what}; {fit.fault}"
         sample = load(index)
-        tokens = sample["input_ids"]
-        for places in (1, -1):
-            if self._fit(sample, tokens.roll(-places)).share >= MODELLED:
-                return f"{what}; they fit those {'after' if places > 0 else 'before'} them"
         for other in suspects[:MOST_OWNERS]:
-            if other == index or self._lengths[other] != len(tokens):
+            if other == index or self._lengths[other] != self._lengths[index]:
                 continue
-            if self._fit(sample, load(other)["input_ids"]).share >= MODELLED:
+            if self._fit({**sample, "input_ids": load(other)["input_ids"]}).share >= MODELLED:
                 return f"{what}; they fit those of sample {other}"
         return what
 
-    def _fit(self, sample: dict[str, Any], tokens: torch.Tensor) -> _Fit:
-        """How well the last states of a sample fit a text of as many tokens."""
+    def _fit(self, sample: dict[str, Any]) -> _Fit:
         import torch
 
-        states = sample["hidden_states"][-1]
-        choice = self._random.sample(range(len(tokens) - 1), min(POSITIONS, len(tokens) - 1))
+        states, tokens = sample["hidden_states"][-1], sample["input_ids"]
+        # A state has a token before it, its own, the next one, and one after that.
+        places = range(len(tokens) - 2)
+        choice = sorted(self._random.sample(places, min(POSITIONS, len(places))))
         rivals = torch.tensor(self._random.choices(self._pool, k=RIVALS))
-        positions = torch.tensor(sorted(choice))
-        following = tokens[positions + 1]
+        positions = torch.tensor(choice)
         normalized = self._head.normalize(states[positions])
-        own = (normalized * self._head.rows(following, states.dtype)).sum(dim=-1, keepdim=True)
         logits = normalized @ self._head.rows(rivals, states.dtype).T
-        # A rival that is the token itself is beaten half the time, as by chance.
-        beaten = (logits < own).float()
-        beaten[rivals == following[:, None]] = 0.5
-        return _Fit(float(beaten.mean()), len(choice))
+
+        def share(following: torch.Tensor) -> float:
+            rows = self._head.rows(following, states.dtype)
+            beaten = (logits < (normalized * rows).sum(dim=-1, keepdim=True)).float()
+            # A rival that is the token itself is beaten half the time, as by chance.
+            beaten[rivals == following[:, None]] = 0.5
+            return float(beaten.mean())
+
+        before, own, after = (share(tokens[positions + step]) for step in (0, 1, 2))
+        return _Fit(own, before, after, len(choice))
