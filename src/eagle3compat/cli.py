@@ -42,6 +42,7 @@ class _Subcommand:
 
 
 _SUBCOMMANDS = {
+    "plan": _Subcommand("plan", "plan"),
     "extract": _Subcommand("extract", "extract"),
     "prepare": _Subcommand("prepare", "prepare"),
     "audit": _Subcommand("audit", "audit"),
