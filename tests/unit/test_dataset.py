@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.dataset import Sample, SampleFile, combined_digest, read_samples
+from eagle3compat.kimi.dataset import Sample, SampleFile, combined_digest
 from eagle3compat.kimi.manifest import input_digest
 from eagle3compat.kimi.verifier import Verifier
 
@@ -24,7 +24,7 @@ MAX_MODEL_LEN = 9
 def read(folder: Path, *lines: str) -> list[Sample]:
     data = folder / "data.jsonl"
     data.write_text("\n".join(lines))
-    return read_samples(data, VERIFIER, MAX_MODEL_LEN)
+    return list(SampleFile(data, VERIFIER, MAX_MODEL_LEN))
 
 
 def refuse(folder: Path, *lines: str) -> str:
@@ -109,10 +109,10 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        read_samples(tmp_path / "none.jsonl", VERIFIER, MAX_MODEL_LEN)
+        SampleFile(tmp_path / "none.jsonl", VERIFIER, MAX_MODEL_LEN)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be read"):
-        read_samples(tmp_path / "binary", VERIFIER, MAX_MODEL_LEN)
+        SampleFile(tmp_path / "binary", VERIFIER, MAX_MODEL_LEN)
 
 
 def write_rows(path: Path, rows: list[list[int]]) -> Path:

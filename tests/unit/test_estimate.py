@@ -181,7 +181,7 @@ def test_the_command_prints_plain_lines_when_piped(builds: Path, kimi: Path) -> 
 def test_the_command_prints_json_and_ends_with_1_where_it_does_not_fit(
     builds: Path, kimi: Path
 ) -> None:
-    options = ("--model", kimi, "--tensor-parallel-size", "8", "--gpu-memory", "70", "--json")
+    options = ("--model", kimi, "--tensor-parallel-size", "8", "--gpu-memory", "60", "--json")
     shown = run(builds, *options)
     assert shown.returncode == 1, shown.stderr
     content = json.loads(shown.stdout)

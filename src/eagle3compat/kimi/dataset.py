@@ -137,11 +137,6 @@ class SampleFile(Sequence[Sample]):
         return samples
 
 
-def read_samples(data: Path, verifier: Verifier, max_model_len: int) -> list[Sample]:
-    """Read and check every row into memory: the samples of a `SampleFile`, in order."""
-    return list(SampleFile(data, verifier, max_model_len))
-
-
 def combined_digest(digests: Iterable[str]) -> str:
     """Which samples there are, whatever their order: the sum of their `input_digest`.
 
