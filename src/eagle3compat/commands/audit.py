@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,7 +73,7 @@ def audit(
         seed=seed,
         **({} if workers is None else {"workers": workers}),
     )
-    with _progress() as watch:
+    with _progress() as watch, _output_to_errors():
         report = carry_out(settings, watch)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
@@ -112,6 +114,23 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
             progress.update(task, description=step, completed=done, total=whole)
 
         yield watch
+
+
+@contextmanager
+def _output_to_errors() -> Iterator[None]:
+    """What an engine and its workers log on standard output goes to standard error.
+
+    Standard output is the report's alone.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def show(report: AuditReport) -> None:
