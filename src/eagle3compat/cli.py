@@ -46,6 +46,7 @@ _SUBCOMMANDS = {
     "extract": _Subcommand("extract", "extract"),
     "prepare": _Subcommand("prepare", "prepare"),
     "audit": _Subcommand("audit", "audit"),
+    "report": _Subcommand("report", "report"),
     "run": _Subcommand("run", "run"),
     "demo": _Subcommand("demo", "demo"),
     "tiny-kimi": _Subcommand("tiny_kimi", "tiny_kimi"),
