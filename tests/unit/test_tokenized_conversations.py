@@ -125,6 +125,22 @@ def test_kimi_conversations_become_samples_that_extract_reads(kimi: Path, tmp_pa
     assert rendered[1].line == 1
 
 
+def test_a_table_of_conversations_is_the_same_as_its_lines(kimi: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"messages": CONVERSATION}, {"messages": plain(["hi", "hello"])}]
+    # A table gives every turn every key of any turn.
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "table"))
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+    def samples(data: Path) -> list[list[int]]:
+        out = tmp_path / f"prepared-{data.name}"
+        prepare_data(Request(str(data), out, RowSettings(kimi)), lambda _: None)
+        return [each.input_ids for each in SampleFile(out, read_verifier(kimi), 2048)]
+
+    assert samples(tmp_path / "table") == samples(lines)
+
+
 def plain(texts: list[str]) -> list[dict[str, Any]]:
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]

@@ -85,7 +85,8 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
         TextColumn("{task.fields[samples]} samples of {task.fields[rows]} rows"),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("preparing", total=None, samples=0, rows=0)
 
         def advance(progress: Progress) -> None:
