@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+
+SECONDS_A_LINE = 60
 
 if TYPE_CHECKING:
     from eagle3compat.kimi.preparation import Account, Progress
@@ -74,10 +77,15 @@ def prepare(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, a line a minute elsewhere, on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _line_a_minute()
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -85,8 +93,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
         TextColumn("{task.fields[samples]} samples of {task.fields[rows]} rows"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("preparing", total=None, samples=0, rows=0)
 
         def advance(progress: Progress) -> None:
@@ -99,6 +106,20 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
             )
 
         yield advance
+
+
+def _line_a_minute() -> Callable[[Progress], None]:
+    last = time.monotonic()
+
+    def advance(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last < SECONDS_A_LINE:
+            return
+        last = time.monotonic()
+        share = f" ({progress.done / progress.size:.0%})" if progress.size else ""
+        typer.echo(f"{progress.samples} samples of {progress.rows} rows{share}", err=True)
+
+    return advance
 
 
 def account_lines(account: Account) -> list[str]:
