@@ -149,6 +149,37 @@ def test_kimi_keeps_the_thinking_of_a_tool_loop_and_its_final_answer_in_one_samp
     assert sample.turns == (2, 4, 7)
 
 
+def test_calls_are_marked_as_written_and_are_history_as_vllm_renders_it() -> None:
+    compact = call(0)
+    compact["function"]["arguments"] = '{"x":1}'
+    first, second = texts(
+        KIMI, user("a"), assistant("", "t", tool_calls=[compact]), tool(0, "r"), assistant("d", "u")
+    )
+    assert '<|tool_call_argument_begin|>{"x":1}<|tool_call_end|>' in first
+    assert '<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>' in second
+    assert "[[u</think>d]]" in second
+    # A template that writes any arguments as JSON would write text in quotes.
+    template = KIMI.replace("arguments if arguments is string else ", "")
+    (text,) = texts(template, user("a"), assistant("", "t", tool_calls=[call(0)]))
+    assert '{"x": 1}<|tool_call_end|>' in text
+
+
+def with_arguments(arguments: object) -> dict[str, Any]:
+    calls = [{"id": "0", "function": {"name": "f", "arguments": arguments}}]
+    return assistant("", tool_calls=calls)
+
+
+@pytest.mark.parametrize("arguments", [None, "", {}])
+def test_calls_without_arguments_have_empty_ones(arguments: object) -> None:
+    (text,) = texts(KIMI, user("a"), with_arguments(arguments))
+    assert "0<|tool_call_argument_begin|>{}<|tool_call_end|>" in text
+
+
+def test_calls_that_vllm_would_refuse_are_refused() -> None:
+    with pytest.raises(InputError, match="turn 2 has tool calls that vLLM would refuse"):
+        texts(KIMI, user("a"), with_arguments("{"))
+
+
 def test_thinking_inline_or_under_another_key_is_the_same_as_apart() -> None:
     apart = texts(KIMI, user("a"), assistant("b", "B"))
     assert texts(KIMI, user("a"), assistant("<think>B</think>b")) == apart

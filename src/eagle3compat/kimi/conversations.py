@@ -13,6 +13,7 @@ predict the marker behind it.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -195,21 +196,36 @@ class Renderer:
     def _turns(self, messages: Sequence[Mapping[str, Any]], tools: object) -> list[_Turn]:
         thinks = any(_thought(message) for message in messages)
         modes = ({}, THINKING_ON) if thinks else (THINKING_OFF, {})
+        history = [_as_history(number, message) for number, message in enumerate(messages, 1)]
         return [
-            self._turn(messages[: position + 1], tools, modes)
+            self._turn([*history[:position], message], history[position], tools, modes)
             for position, message in enumerate(messages)
             if position and message["role"] == "assistant"
         ]
 
     def _turn(
-        self, messages: Sequence[Mapping[str, Any]], tools: object, modes: Sequence[dict[str, bool]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        later: Mapping[str, Any],
+        tools: object,
+        modes: Sequence[dict[str, bool]],
     ) -> _Turn:
-        """The last of the messages, as the engine would be asked for it and would add it."""
+        """The last of the messages, as the engine would be asked for it and would add it.
+
+        Args:
+            messages: up to the turn.
+            later: the turn as the prompts of later ones have it.
+            tools: for the template.
+            modes: what to tell the template of thinking, in the order to try.
+        """
         number, thought = len(messages), _thought(messages[-1])
         without: _Turn | None = None
         for mode in modes:
             prompt = self._text(messages[:-1], tools, asks=True, mode=mode)
             added = self._added(prompt, messages, tools, mode)
+            if added is not None and not _has_calls(added, messages[-1]):
+                # Some templates want the arguments of calls as objects.
+                added = self._added(prompt, [*messages[:-1], later], tools, mode)
             if added is None:
                 continue
             whole = _with_thought(prompt, added, thought)
@@ -343,6 +359,42 @@ def _chains(turns: Sequence[_Turn]) -> list[list[_Turn]]:
         else:
             chains.append([turn])
     return chains
+
+
+def _as_history(number: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A turn as later prompts have it: vLLM reads the arguments of tool calls before it renders.
+
+    (``vllm/entrypoints/chat_utils.py``, ``_postprocess_messages``.)
+    """
+    if not message.get("tool_calls"):
+        return message
+    try:
+        calls = [
+            {**each, "function": {**each["function"], "arguments": _arguments(each["function"])}}
+            for each in message["tool_calls"]
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"turn {number} has tool calls that vLLM would refuse: expected a function with a name "
+            f"and JSON arguments each ({error!r})"
+        ) from error
+    return {**message, "tool_calls": calls}
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    arguments = function.get("arguments")
+    return json.loads(arguments) if isinstance(arguments, str) and arguments else arguments or {}
+
+
+def _has_calls(added: str, message: Mapping[str, Any]) -> bool:
+    """Whether what the model wrote as arguments of its calls is rendered as it was written."""
+    written = [each["function"].get("arguments") for each in message.get("tool_calls") or ()]
+    return all(
+        text in added and json.dumps(text) not in added
+        if isinstance(text, str) and text
+        else isinstance(text, Mapping)
+        for text in written
+    )
 
 
 def _mask_of(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[int]:
