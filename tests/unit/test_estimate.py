@@ -142,6 +142,7 @@ def test_what_an_earlier_run_has_done_is_not_needed_again(kimi: Path, tmp_path: 
 
 
 def test_another_architecture_is_not_guessed_at(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
     write_tiny_dense(tmp_path / "gemma", "gemma3")
     what = found(tmp_path / "gemma", layers=(1, 2, 3), gib=1)
     assert (what.parameters, what.weights_a_gpu, what.gpu_needed) == (None, None, None)
@@ -154,6 +155,7 @@ def test_another_architecture_is_not_guessed_at(tmp_path: Path) -> None:
 
 
 def test_an_index_tells_the_size_of_what_is_not_counted(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
     write_tiny_kimi(tmp_path / "tiny")
     config = json.loads((tmp_path / "tiny" / "config.json").read_text())
     counted = found(tmp_path / "tiny").weights
