@@ -46,6 +46,8 @@ _SUBCOMMANDS = {
     "extract": _Subcommand("extract", "extract"),
     "prepare": _Subcommand("prepare", "prepare"),
     "audit": _Subcommand("audit", "audit"),
+    "vocab": _Subcommand("vocab", "vocab"),
+    "train": _Subcommand("train", "train"),
     "report": _Subcommand("report", "report"),
     "run": _Subcommand("run", "run"),
     "demo": _Subcommand("demo", "demo"),

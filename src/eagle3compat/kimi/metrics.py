@@ -1,7 +1,7 @@
 """The figures of a training, as they come: ``metrics.jsonl``, read back, summed up and drawn.
 
-Each line is a JSON object: ``run`` (one start), ``train`` (one step), ``validation`` (one epoch;
-epoch -1 is before the first) or ``end``. Lines are only ever appended; a run that is taken up goes
+Each line is a JSON object: ``run`` (one start), ``train`` (one step), ``validation`` (epoch -1 is
+before the first step) or ``end``. Lines are only ever appended; a run that is taken up goes
 over steps again that a kill had left without a checkpoint, and the later line counts.
 """
 
@@ -56,7 +56,7 @@ class History:
     Args:
         runs: starts so far.
         steps: training steps, in order, each once.
-        validations: by epoch.
+        validations: in order, by the steps before each.
         seconds: of all runs together, as far as their lines tell.
         ended: whether training came to its end.
     """
@@ -74,12 +74,16 @@ class Recorder(logging.Handler):
     Args:
         path: of ``metrics.jsonl``.
         report: called with each line's content after it is written; None for nobody.
+
+    Attributes:
+        step: steps so far, those of earlier runs included.
+        epoch: under way; what the trainer calls so may be a part of one.
     """
 
     def __init__(self, path: Path, report: Report | None = None) -> None:
         super().__init__()
         self.step = 0
-        self.validating = 0
+        self.epoch = UNTRAINED
         self._report = report
         self._started = time.monotonic()
         self._stream: TextIO = _append_to(path)
@@ -90,16 +94,16 @@ class Recorder(logging.Handler):
         if "train" in content:
             self.step = getattr(record, "step", self.step)
             figures = content["train"]
-            self.write("train", content["epoch"], figures, learning_rate=content["lr"])
+            self.write("train", figures, learning_rate=content["lr"])
             self.step += 1
         elif "val" in content:
             figures = {name.removesuffix("_epoch"): each for name, each in content["val"].items()}
-            self.write("validation", self.validating, figures)
+            self.write("validation", figures)
 
-    def write(self, kind: str, epoch: int, figures: Mapping[str, float], **more: Any) -> None:
+    def write(self, kind: str, figures: Mapping[str, float], **more: Any) -> None:
         """Append one line of figures, as speculators names them."""
         accuracy = [figures[f"full_acc_{step}"] for step in range(_draft_steps(figures))]
-        line = {"kind": kind, "epoch": epoch, "step": self.step, "loss": figures["loss"]}
+        line = {"kind": kind, "epoch": self.epoch, "step": self.step, "loss": figures["loss"]}
         self.append(line | {"accuracy": accuracy, **more})
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -146,11 +150,11 @@ def read_history(path: Path) -> History:
         if row["kind"] == "train":
             steps[row["step"]] = _figures(row)
         elif row["kind"] == "validation":
-            validations[row["epoch"]] = _figures(row)
+            validations[row["step"]] = _figures(row)
     return History(
         runs,
         tuple(steps[step] for step in sorted(steps)),
-        tuple(validations[epoch] for epoch in sorted(validations)),
+        tuple(validations[step] for step in sorted(validations)),
         seconds + latest,
         any(row["kind"] == "end" for row in rows),
     )

@@ -11,50 +11,35 @@ A draft's folder holds::
     metrics.jsonl                      loss and accuracy, appended as they come
     training.svg                       the same, drawn
     vocabulary/                        d2t and t2d
-    checkpoints/{epoch}/               the latest epoch's end, as speculators saves it, in float32
+    checkpoints/{number}/              the latest, as speculators saves it, but in float32
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import random
-import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3compat.errors import InputError, Refusal
-from eagle3compat.kimi.draft import draft_layer_sizes
+from eagle3compat.kimi.draft_trainer import CONFIG, METRICS, VOCABULARY, Job, run_training
 from eagle3compat.kimi.metrics import (
-    LOGGER,
     UNTRAINED,
     Figures,
     History,
-    Recorder,
     Report,
     can_plot,
     plot,
     read_history,
 )
 from eagle3compat.kimi.storage import write_whole
-from eagle3compat.kimi.training_data import (
-    SampleFolder,
-    TrainingData,
-    find_samples,
-    read_samples,
-)
+from eagle3compat.kimi.training_data import TrainingData, find_layers, find_samples, read_samples
 from eagle3compat.kimi.verifier import Verifier, read_verifier
-from eagle3compat.kimi.vocabulary import (
-    Vocabulary,
-    load_arrays,
-    make_vocabulary,
-    settle_size,
-)
+from eagle3compat.kimi.vocabulary import Vocabulary, make_vocabulary, settle_size
 from eagle3compat.verifier_parts import served_layer_ids
 
 if TYPE_CHECKING:
@@ -62,11 +47,7 @@ if TYPE_CHECKING:
 
 MASK_BLOCK = 128
 """Tokens in a block of flex attention's mask, which the sequence length has to be a multiple of."""
-ATTENTION = "simple_flex_attention"
-"""The name by which speculators registers its attention, masks and all, with transformers."""
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-SETTINGS, METRICS, PLOT, LOCK = "training.json", "metrics.jsonl", "training.svg", "training.lock"
-CHECKPOINTS, VOCABULARY, UNFINISHED = "checkpoints", "vocabulary", "unfinished"
+SETTINGS, PLOT, LOCK = "training.json", "training.svg", "training.lock"
 DTYPES = ("bfloat16", "float32")
 _FREE_TO_CHANGE = frozenset({"out", "device", "loader_workers"})
 """Settings with which a run may be taken up differently."""
@@ -84,6 +65,8 @@ class Settings:
             target's last; needed where neither a manifest nor speculators' data_config.json tells.
         draft_vocab_size: tokens of the draft; None for 32,000, or all of a smaller verifier's.
         epochs: how often every training sample is seen.
+        checkpoints_per_epoch: how often in an epoch a checkpoint is saved, from which a run goes on
+            after a kill, and the draft is validated; the last time is the epoch's end.
         learning_rate: the highest; it rises over the first hundredth of the steps and falls to 0.
         sequence_length: tokens of one step, packed from several samples; a multiple of 128. Longer
             samples are cut to it, and counted.
@@ -105,6 +88,7 @@ class Settings:
     layers: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     epochs: int = 10
+    checkpoints_per_epoch: int = 1
     learning_rate: float = 1e-4
     sequence_length: int = 2048
     ttt_steps: int = 3
@@ -180,22 +164,23 @@ def train_draft(settings: Settings, report: Report | None = None) -> Summary:
         Refusal: the installed speculators is not one that the shims know.
     """
     verifier, size = _check_settings(settings)
-    samples = find_samples(settings.hidden_states, verifier, settings.layers)
+    layers = find_layers(settings.hidden_states, verifier, settings.layers)
+    samples = find_samples(settings.hidden_states)
     with _locked(settings.out), shims_applied() as plan:
-        data = read_samples(samples, verifier)
-        training, held_back = split(len(data.lengths), settings.validation_share, settings.seed)
-        _claim(settings, data, samples)
+        data = read_samples(samples, verifier, len(layers))
+        training, validation = split(len(data.lengths), settings.validation_share, settings.seed)
+        _claim(settings, data, layers)
         vocabulary = make_vocabulary(
             settings.out / VOCABULARY, data.counts, data.digest, size, verifier.vocab_size
         )
+        job = Job(settings, layers, data, vocabulary, training, validation)
         history = read_history(settings.out / METRICS)
         if not (history.ended and (settings.out / CONFIG).is_file()):
-            _train(settings, data, vocabulary, (training, held_back), report)
+            run_training(job, report)
             history = read_history(settings.out / METRICS)
-        drawing = settings.out / PLOT
         if can_plot():
-            plot(history, drawing)
-        return _summary(settings, plan, data, vocabulary, (training, held_back), history)
+            plot(history, settings.out / PLOT)
+        return _summary(job, plan, history)
 
 
 @contextmanager
@@ -266,8 +251,8 @@ def split(count: int, share: float, seed: int) -> tuple[tuple[int, ...], tuple[i
 
 
 def _check_settings(settings: Settings) -> tuple[Verifier, int]:
-    positive = ("epochs", "learning_rate", "sequence_length", "ttt_steps", "num_draft_layers")
-    for name in positive:
+    positive = ("learning_rate", "sequence_length", "ttt_steps", "num_draft_layers")
+    for name in ("epochs", "checkpoints_per_epoch", *positive):
         if not getattr(settings, name) > 0:
             option = name.replace("_", "-")
             raise InputError(f"--{option} {getattr(settings, name)}: expected more than 0")
@@ -304,7 +289,7 @@ def _locked(out: Path) -> Iterator[None]:
         yield
 
 
-def _claim(settings: Settings, data: TrainingData, samples: SampleFolder) -> None:
+def _claim(settings: Settings, data: TrainingData, layers: tuple[int, ...]) -> None:
     """Note what the folder's training was started with, or see that it is the same.
 
     Raises:
@@ -318,7 +303,7 @@ def _claim(settings: Settings, data: TrainingData, samples: SampleFolder) -> Non
         if field.name not in _FREE_TO_CHANGE
     }
     values |= {
-        "layers": list(samples.layers),
+        "layers": list(layers),
         "data_digest": data.digest,
         "speculators": version("speculators"),
     }
@@ -356,295 +341,26 @@ def _put(stream: Any, text: str) -> None:
     stream.write(text.encode("utf-8"))
 
 
-# --- training ------------------------------------------------------------------------------------
-
-
-def _train(
-    settings: Settings,
-    data: TrainingData,
-    vocabulary: Vocabulary,
-    parts: tuple[Sequence[int], Sequence[int]],
-    report: Report | None,
-) -> None:
-    import torch
-
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    shutil.rmtree(settings.out / UNFINISHED, ignore_errors=True)
-    with _recorded(settings, report) as recorder:
-        torch.manual_seed(settings.seed)
-        model = _make_draft(settings, data.folder.layers, vocabulary)
-        training, validation = (
-            _loader(settings, data, part, device, with_noise=part is parts[0]) for part in parts
-        )
-        trainer = _make_trainer(settings, model, training, validation, device, recorder)
-        trainer.run_training()
-        _export(settings, model)
-        recorder.append({"kind": "end"})
-
-
-@contextmanager
-def _recorded(settings: Settings, report: Report | None) -> Iterator[Recorder]:
-    """speculators' figures go to ``metrics.jsonl``, and its chatter nowhere."""
-    import logging
-
-    import loguru
-
-    from eagle3compat import __version__
-
-    recorder = Recorder(settings.out / METRICS, report)
-    logger = logging.getLogger(LOGGER)
-    before = logger.level, logger.propagate
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    logger.addHandler(recorder)
-    loguru.logger.disable("speculators")
-    try:
-        recorder.append({"kind": "run", "eagle3compat": __version__})
-        yield recorder
-    finally:
-        loguru.logger.enable("speculators")
-        logger.removeHandler(recorder)
-        logger.level, logger.propagate = before
-        recorder.close()
-
-
-def _make_draft(settings: Settings, layers: tuple[int, ...], vocabulary: Vocabulary) -> Any:
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-    from transformers.models.llama.configuration_llama import LlamaConfig
-
-    checkpoint = json.loads((settings.model / CONFIG).read_text(encoding="utf-8"))
-    verifier = VerifierConfig(
-        name_or_path=str(settings.model.resolve()),
-        architectures=checkpoint.get("architectures") or [],
-    )
-    layer = LlamaConfig(**draft_layer_sizes(settings.model, settings.num_draft_layers))
-    layer._attn_implementation = ATTENTION
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer,
-        draft_vocab_size=vocabulary.size,
-        norm_before_residual=settings.norm_before_residual,
-        eagle_aux_hidden_state_layer_ids=served_layer_ids(layers[:-1]),
-        speculators_config=SpeculatorsConfig(
-            algorithm="eagle3",
-            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=settings.ttt_steps)],
-            default_proposal_method="greedy",
-            verifier=verifier,
-        ),
-    )
-    d2t, t2d = load_arrays(settings.out / VOCABULARY, vocabulary)
-    return Eagle3DraftModel(config=config, t2d=t2d, d2t=d2t)
-
-
-def _loader(
-    settings: Settings,
-    data: TrainingData,
-    part: Sequence[int],
-    device: Any,
-    *,
-    with_noise: bool,
-) -> Any:
-    """The samples of a part, packed into sequences; None for an empty part."""
-    from speculators.train.data import Eagle3SampleFileDataset, create_collate_fn
-    from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
-    from speculators.train.noise_transforms import AddUniformNoise
-    from torch.utils.data import DataLoader
-
-    if not part:
-        return None
-    noise = AddUniformNoise(std=settings.noise) if with_noise and settings.noise else None
-    dataset = Eagle3SampleFileDataset(
-        max_len=settings.sequence_length,
-        file_list=[str(data.folder.files[index]) for index in part],
-        transform=noise,
-        standardize_fn=_in_served_order(data.folder.layers),
-    )
-    with warnings.catch_warnings():
-        # Samples that are cut are counted in the summary.
-        warnings.filterwarnings("ignore", message="Found .* samples longer")
-        sampler = MultipackDistributedBatchSamplerV2(
-            batch_max_length=settings.sequence_length,
-            # Shifting takes the first token of each. What the data set has itself is a guess by
-            # file sizes, by which a batch may hold more than fits, and loses it.
-            lengths=[max(data.lengths[index] - 1, 1) for index in part],
-            num_replicas=1,
-            rank=0,
-            seed=settings.seed,
-        )
-    return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=create_collate_fn(settings.sequence_length),
-        num_workers=settings.loader_workers,
-        pin_memory=device.type == "cuda",
-    )
-
-
-def _in_served_order(layers: tuple[int, ...]) -> Any:
-    """What turns a sample file into the trainer's tensors, with the layers as vLLM feeds them."""
-    auxiliary = layers[:-1]
-    order = sorted(range(len(auxiliary)), key=auxiliary.__getitem__)
-
-    def standardize(sample: dict[str, Any]) -> dict[str, Any]:
-        import torch
-
-        states = sample["hidden_states"]
-        return {
-            "hidden_states": torch.cat([states[position] for position in order], dim=-1),
-            "input_ids": sample["input_ids"],
-            "verifier_last_hidden_states": states[-1],
-            "loss_mask": sample["loss_mask"],
-        }
-
-    return standardize
-
-
-def _make_trainer(
-    settings: Settings, model: Any, training: Any, validation: Any, device: Any, recorder: Recorder
-) -> Any:
-    """speculators' trainer, which saves whole checkpoints that a run goes on from exactly."""
-    import torch
-    from speculators.train.trainer import Trainer, TrainerConfig
-
-    steps = [_steps_of(training, epoch) for epoch in range(settings.epochs)]
-    calls = {
-        "use_off_policy_tokens": False,
-        "ttt_steps": settings.ttt_steps,
-        "ttt_step_loss_decay": settings.ttt_step_loss_decay,
-    }
-    config = TrainerConfig(
-        lr=settings.learning_rate,
-        num_epochs=settings.epochs,
-        save_path=str(settings.out / CHECKPOINTS),
-        resume_from_checkpoint=True,
-        is_distributed=False,
-        local_rank=device,
-        train_call_kwargs=calls,
-        val_call_kwargs=calls,
-        scheduler_type="linear",
-        scheduler_warmup_steps=max(1, sum(steps) // 100),
-        scheduler_total_steps=sum(steps),
-    )
-
-    class ResumableTrainer(Trainer):  # type: ignore[misc]
-        def run_training(self) -> None:
-            if self.current_epoch == 0 and self.val_loader is not None:
-                recorder.validating = UNTRAINED
-                self.val_epoch(0)
-            super().run_training()
-
-        def train_epoch(self, epoch: int) -> None:
-            # Whatever came before, an epoch draws the same noise and counts on from the same step.
-            torch.manual_seed(settings.seed + 1 + epoch)
-            self.global_step = sum(steps[:epoch])
-            recorder.validating = epoch
-            super().train_epoch(epoch)
-
-        def val_epoch(self, epoch: int) -> None:
-            if self.val_loader is not None:
-                super().val_epoch(epoch)
-
-        def save_checkpoint(self, epoch: int) -> None:
-            checkpoints = self.checkpointer.path
-            self.checkpointer.path = settings.out / UNFINISHED
-            try:
-                # bfloat16, the default, would have the run go on from rounded weights.
-                self.checkpointer.save_checkpoint(
-                    self.model, self.opt, epoch, float_dtype=torch.float32
-                )
-                self.checkpointer.save_scheduler_state_dict(self.scheduler, epoch)
-            finally:
-                self.checkpointer.path = checkpoints
-            _keep_latest(settings.out / UNFINISHED / str(epoch), checkpoints)
-
-    return ResumableTrainer(model, config, training, validation)
-
-
-def _steps_of(loader: Any, epoch: int) -> int:
-    loader.batch_sampler.set_epoch(epoch)
-    return len(loader)
-
-
-def _keep_latest(made: Path, checkpoints: Path) -> None:
-    """Put a whole checkpoint in place, and take the earlier ones away."""
-    checkpoints.mkdir(exist_ok=True)
-    _make_durable(made)
-    earlier = list(checkpoints.iterdir())
-    made.rename(checkpoints / made.name)
-    _sync(checkpoints)
-    for folder in earlier:
-        shutil.rmtree(folder)
-
-
-def _make_durable(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _export(settings: Settings, model: Any) -> None:
-    """Write the draft that vLLM loads; its config last, by which it is known to be whole."""
-    import torch
-
-    dtype = getattr(torch, settings.dtype)
-    weights = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in model.state_dict().items()
-    }
-    made = settings.out / UNFINISHED / "draft"
-    model.save_pretrained(made, state_dict=weights)
-    path = made / CONFIG
-    config = json.loads(path.read_text(encoding="utf-8"))
-    # What equals a llama's defaults is left out, and then derived otherwise: spell it out.
-    config["transformer_layer_config"] |= draft_layer_sizes(
-        settings.model, settings.num_draft_layers
-    )
-    config["dtype"] = settings.dtype
-    config.pop("auto_map", None)  # of speculators' config class, whose text is not beside it
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _make_durable(made)
-    for name in (WEIGHTS, CONFIG):
-        (made / name).rename(settings.out / name)
-    _sync(settings.out)
-    shutil.rmtree(settings.out / UNFINISHED)
-
-
-def _summary(
-    settings: Settings,
-    plan: Plan,
-    data: TrainingData,
-    vocabulary: Vocabulary,
-    parts: tuple[Sequence[int], Sequence[int]],
-    history: History,
-) -> Summary:
-    validations = {each.epoch: each for each in history.validations}
-    last_epoch = max(validations, default=UNTRAINED)
+def _summary(job: Job, plan: Plan, history: History) -> Summary:
+    settings, samples = job.settings, job.data.samples
+    validations = history.validations
     drawing = settings.out / PLOT
-    samples = data.folder
     return Summary(
         draft=settings.out,
         plan=plan,
-        layers=samples.layers,
-        served_layers=tuple(served_layer_ids(samples.layers[:-1])),
-        vocabulary=vocabulary,
-        training_samples=len(parts[0]),
-        validation_samples=len(parts[1]),
+        layers=job.layers,
+        served_layers=tuple(served_layer_ids(job.layers[:-1])),
+        vocabulary=job.vocabulary,
+        training_samples=len(job.training),
+        validation_samples=len(job.validation),
         missing_samples=max(0, (samples.expected or 0) - len(samples.files)),
-        cut_samples=sum(length - 1 > settings.sequence_length for length in data.lengths),
+        cut_samples=sum(length - 1 > settings.sequence_length for length in job.data.lengths),
         steps=len(history.steps),
         runs=history.runs,
         first=history.steps[0],
         last=history.steps[-1],
-        untrained=validations.get(UNTRAINED),
-        validation=validations[last_epoch] if last_epoch != UNTRAINED else None,
+        untrained=next((each for each in validations if each.epoch == UNTRAINED), None),
+        validation=next((each for each in validations[::-1] if each.epoch != UNTRAINED), None),
         seconds=history.seconds,
         plot=drawing if drawing.is_file() else None,
     )

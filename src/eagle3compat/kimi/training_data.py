@@ -34,14 +34,11 @@ class SampleFolder:
     Args:
         folder: what the user named.
         files: the sample files, by number.
-        layers: layer ids in the order of each file's tensors, each the output of that layer; the
-            last is the target.
         expected: samples of the whole data set, where a manifest tells; the files may be fewer.
     """
 
     folder: Path
     files: tuple[Path, ...]
-    layers: tuple[int, ...]
     expected: int | None
 
 
@@ -50,22 +47,22 @@ class TrainingData:
     """Sample files that were opened and checked.
 
     Args:
-        folder: where they are.
+        samples: the files.
         lengths: tokens of each.
         digest: which inputs they hold, whatever their order (`combined_digest`).
         counts: how often each token id is one that the draft learns to predict; those that occur.
     """
 
-    folder: SampleFolder
+    samples: SampleFolder
     lengths: tuple[int, ...]
     digest: str
     counts: dict[int, int]
 
 
-def find_samples(
+def find_layers(
     folder: Path, verifier: Verifier, asked_layers: Sequence[int] | None
-) -> SampleFolder:
-    """Find the sample files of a folder, and which layers they hold.
+) -> tuple[int, ...]:
+    """Which layers the sample files of a folder hold, in the order of their tensors.
 
     Args:
         folder: of an extraction, or with the sample files themselves.
@@ -73,8 +70,21 @@ def find_samples(
         asked_layers: what the user says the layers are; needed where no file of the folder does.
 
     Raises:
-        InputError: there are none, one that the manifest lists is missing, or the layers are
-            unknown, or none that a draft can be trained on and served with.
+        InputError: they are unknown, or none that a draft can be trained on and served with.
+    """
+    layers = _settle_layers(folder, read_manifests(folder), asked_layers)
+    _check_layers(folder, layers, verifier)
+    return layers
+
+
+def find_samples(folder: Path) -> SampleFolder:
+    """Find the sample files of a folder.
+
+    Args:
+        folder: of an extraction, or with the sample files themselves.
+
+    Raises:
+        InputError: there are none, or one that the manifest lists is missing.
     """
     if not folder.is_dir():
         raise InputError(f"--hidden-states {folder}: no such folder; give that of an extraction")
@@ -88,14 +98,19 @@ def find_samples(
             f"--hidden-states {folder}: holds no data_0.pt, data_1.pt, …, neither itself nor in "
             "hidden_states/; extract first"
         )
-    layers = _settle_layers(folder, manifests, asked_layers)
-    _check_layers(folder, layers, verifier)
     expected = {run.samples for manifest in manifests for run in manifest.runs}
-    return SampleFolder(folder, files, layers, max(expected, default=None))
+    return SampleFolder(folder, files, max(expected, default=None))
 
 
-def read_samples(samples: SampleFolder, verifier: Verifier) -> TrainingData:
+def read_samples(
+    samples: SampleFolder, verifier: Verifier, layers: int | None = None
+) -> TrainingData:
     """Open every sample file, without reading its states, and count what there is to be learnt.
+
+    Args:
+        samples: the files.
+        verifier: whose token ids and hidden size they hold.
+        layers: how many tensors each has; None for any number.
 
     Raises:
         InputError: naming the file that is not what the trainer reads, or not this verifier's.
@@ -106,7 +121,7 @@ def read_samples(samples: SampleFolder, verifier: Verifier) -> TrainingData:
     digest = combined_digest(())
     counts = torch.zeros(verifier.vocab_size, dtype=torch.long)
     for path in samples.files:
-        input_ids, loss_mask = _input_of(path, samples, verifier)
+        input_ids, loss_mask = _input_of(path, verifier, layers)
         lengths.append(len(input_ids))
         own = input_digest(input_ids.tolist(), loss_mask.to(torch.int).tolist())
         digest = combined_digest((digest, own))
@@ -203,7 +218,7 @@ def _check_layers(folder: Path, layers: tuple[int, ...], verifier: Verifier) -> 
         )
 
 
-def _input_of(path: Path, samples: SampleFolder, verifier: Verifier) -> tuple[Any, Any]:
+def _input_of(path: Path, verifier: Verifier, layers: int | None) -> tuple[Any, Any]:
     """The token ids and the loss mask of a sample file, each an int tensor ``[tokens]``."""
     import torch
 
@@ -223,12 +238,13 @@ def _input_of(path: Path, samples: SampleFolder, verifier: Verifier) -> tuple[An
         pickle.UnpicklingError,
     ) as error:
         raise InputError(f"{path}: no sample that the trainer reads ({error})") from error
-    expected = [(len(input_ids), verifier.hidden_size)] * len(samples.layers)
+    count = layers or len(shapes)
+    expected = [(len(input_ids), verifier.hidden_size)] * count
     if shapes != expected or input_ids.shape != loss_mask.shape or not len(input_ids):
         raise InputError(
-            f"{path}: expected {len(samples.layers)} layers of {expected[0]} beside as many token "
-            f"ids and mask entries; found {shapes} beside {tuple(input_ids.shape)} and "
-            f"{tuple(loss_mask.shape)}. Audit the folder, or is the verifier another?"
+            f"{path}: expected {count} layers of {len(input_ids)} x {verifier.hidden_size} beside "
+            f"as many token ids and mask entries; found {shapes} beside {tuple(input_ids.shape)} "
+            f"and {tuple(loss_mask.shape)}. Audit the folder, or is the verifier another?"
         )
     outside = input_ids[(input_ids < 0) | (input_ids >= verifier.vocab_size)]
     if len(outside):
