@@ -17,6 +17,7 @@ from tiny_kimi_files import digests, read_json, read_shard, read_weights
 from eagle3compat.errors import InputError
 from eagle3compat.tiny import Variant, checkpoint, write_tiny_kimi
 from eagle3compat.tiny.configuration import text_sizes
+from eagle3compat.tiny.routing import ROUTING_GROUPS
 from eagle3compat.tiny.vocabulary import (
     FIRST_SPECIAL_TOKEN,
     MARKERS,
@@ -24,7 +25,7 @@ from eagle3compat.tiny.vocabulary import (
     VOCABULARY_SIZE,
     marker_id,
 )
-from eagle3compat.tiny.weights import LANGUAGE_MODEL_PREFIX, ROUTING_GROUPS
+from eagle3compat.tiny.weights import LANGUAGE_MODEL_PREFIX
 
 np = pytest.importorskip("numpy")
 
@@ -33,6 +34,7 @@ VARIANTS = {
     "mla_gpu": Variant(mla_gpu=True),
     "text_only": Variant(text_only=True),
     "yarn": Variant(yarn=True),
+    "learnable": Variant(learnable=True),
 }
 
 # SHA-256 over the names and digests of all files. A change here changes every checkpoint that
@@ -42,6 +44,7 @@ GOLDEN = {
     "mla_gpu": "77e53ce81f95b1c6e44fb384ffdfae08805bc0b30bc573de8b12839e6edf11b6",
     "text_only": "0bc8d81839133fbcae43077a2e7c86bb905904a4916c8257d170081c68241cc4",
     "yarn": "fe22489bef1090436ae7322dd10f43a8da20f1ae5cdfe54693eff5fa8649c3b5",
+    "learnable": "185ab4c282f5315cc49483c3365eff77a1e0fd20366bc28bf254ba9a8347536b",
 }
 
 

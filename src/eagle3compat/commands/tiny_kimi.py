@@ -23,11 +23,17 @@ def tiny_kimi(
     yarn: Annotated[
         bool, typer.Option("--yarn", help="Scaled rotary embedding, as the real checkpoint has.")
     ] = False,
+    learnable: Annotated[
+        bool,
+        typer.Option(
+            "--learnable", help="Text that a draft learns from the right hidden states alone."
+        ),
+    ] = False,
 ) -> None:
     """Write a tiny random Kimi-K2.5 that real vLLM loads: the same bytes for the same options."""
     from eagle3compat.tiny import Variant, write_tiny_kimi
 
-    variant = Variant(mla_gpu=mla_gpu, text_only=text_only, yarn=yarn)
+    variant = Variant(mla_gpu=mla_gpu, text_only=text_only, yarn=yarn, learnable=learnable)
     write_tiny_kimi(directory, seed=seed, variant=variant)
     size = sum(path.stat().st_size for path in directory.iterdir())
     kind = "DeepSeek-V3 language model" if text_only else "Kimi-K2.5"

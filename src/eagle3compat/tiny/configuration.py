@@ -25,11 +25,15 @@ class Variant:
             `mla_gpu` alone.
         yarn: scaled rotary embedding, as the real checkpoint has it. Without it the checkpoint also
             meets the fault of vLLM's CPU rotary kernel, which YaRN's own class does not use.
+        learnable: text that a draft of one layer can learn, but only from the hidden states of the
+            right layers (`eagle3compat.tiny.learnable`), in place of random text, which no draft
+            learns.
     """
 
     mla_gpu: bool = False
     text_only: bool = False
     yarn: bool = False
+    learnable: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from eagle3compat.tiny.configuration import (
     generation_configuration,
     tokenizer_configuration,
 )
+from eagle3compat.tiny.draw import Draw
 from eagle3compat.tiny.safetensors_file import Tensor, bfloat16, write_safetensors
 from eagle3compat.tiny.vocabulary import VOCABULARY_SIZE, tiktoken_ranks
-from eagle3compat.tiny.weights import Draw
 
 Kind = Literal["qwen3", "gemma3"]
 

@@ -1,29 +1,21 @@
 """The tensors of the tiny Kimi-K2.5, drawn so that its hidden states can be compared.
 
-Random weights make a poor yardstick when rounding can change which experts a token goes to: one
-flip, and two right implementations differ by tenths. So the residual stream keeps its first
-`ROUTING_GROUPS` coordinates for routing. The embedding sets exactly one of them, no layer writes
-to them, and a router reads nothing else: it gives each group its own order of the experts, with
-wide gaps between neighbours. Tokens still spread over all experts, differently in every layer, and
-neither float32 nor bfloat16 rounding moves one. Attention is kept gentle for the same reason.
+Rounding must move no token to another expert (`routing`). Attention is kept gentle for the same
+reason.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from eagle3compat.tiny.configuration import VISION, TextSizes, Variant, text_sizes
+from eagle3compat.tiny.draw import Draw
+from eagle3compat.tiny.learnable_weights import learnable_language_model
+from eagle3compat.tiny.routing import ROUTING_GROUPS, router, set_routing_group
 from eagle3compat.tiny.safetensors_file import Tensor, bfloat16
 
 LANGUAGE_MODEL_PREFIX = "language_model."
-
-ROUTING_GROUPS = 16
-ROUTING_VALUE = 4.0
-ROUTER_STEP = 0.5
-EXPERT_BIAS = 0.01
 
 # Standard deviations of queries, and of keys and values. With larger queries attention picks single
 # tokens and multiplies rounding errors: three times as large, an error in the embedding grows a
@@ -47,45 +39,16 @@ def draw_weights(variant: Variant, seed: int) -> dict[str, Tensor]:
         correction biases float32.
     """
     draw = Draw(seed)
-    text = dict(_language_model(text_sizes(variant), draw))
+    sizes = text_sizes(variant)
+    text = dict(
+        learnable_language_model(sizes, draw) if variant.learnable else _language_model(sizes, draw)
+    )
     if variant.text_only:
         return text
     weights = {LANGUAGE_MODEL_PREFIX + name: tensor for name, tensor in text.items()}
     weights.update(_vision_tower(draw))
-    weights.update(_projector(text_sizes(variant).hidden_size, draw))
+    weights.update(_projector(sizes.hidden_size, draw))
     return weights
-
-
-class Draw:
-    """Random arrays that are the same for a seed and a name on every machine and NumPy version.
-
-    NumPy promises the raw stream of a bit generator, not what `Generator` makes of it. The sum of
-    the four 16-bit parts of each word is an exact integer that is nearly normally distributed;
-    one multiplication brings it to scale.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def words(self, name: str, count: int) -> Any:
-        """`count` raw words, a uint64 array."""
-        import numpy as np
-
-        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        return np.random.PCG64(int.from_bytes(digest[:16], "little")).random_raw(count)
-
-    def normal(self, name: str, shape: tuple[int, ...], deviation: float) -> Any:
-        """Values round zero with a standard deviation, a float64 array of the shape."""
-        import numpy as np
-
-        words = self.words(name, math.prod(shape)).reshape(shape)
-        parts = [(words >> np.uint64(shift)) & np.uint64(0xFFFF) for shift in (0, 16, 32, 48)]
-        total = sum(part.astype(np.int64) for part in parts)
-        return (total - 2 * 0xFFFF) * (deviation / math.sqrt((2**32 - 1) / 3))
-
-    def order(self, name: str, count: int) -> Any:
-        """A permutation of 0 … count-1, an int64 array."""
-        return self.words(name, count).argsort(kind="stable")
 
 
 def _language_model(sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, Tensor]]:
@@ -104,12 +67,8 @@ def _language_model(sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, Tensor]
 
 
 def _embedding(name: str, sizes: TextSizes, draw: Draw) -> tuple[str, Tensor]:
-    import numpy as np
-
     values = draw.normal(name, (sizes.vocab_size, sizes.hidden_size), 1.0)
-    tokens = np.arange(sizes.vocab_size)
-    values[:, :ROUTING_GROUPS] = 0.0
-    values[tokens, tokens % ROUTING_GROUPS] = ROUTING_VALUE
+    set_routing_group(values)
     return name, bfloat16(values)
 
 
@@ -133,26 +92,10 @@ def _attention(prefix: str, sizes: TextSizes, draw: Draw) -> Iterator[tuple[str,
 
 
 def _experts(prefix: str, sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, Tensor]]:
-    yield _router(f"{prefix}gate.weight", sizes, draw)
-    bias = draw.normal(f"{prefix}bias", (sizes.n_routed_experts,), EXPERT_BIAS).astype("<f4")
-    yield f"{prefix}gate.e_score_correction_bias", Tensor("F32", bias.shape, bias.tobytes())
+    yield from router(f"{prefix}", sizes, draw)
     for expert in range(sizes.n_routed_experts):
         yield from _mlp(f"{prefix}experts.{expert}.", sizes.moe_intermediate_size, sizes, draw)
     yield from _mlp(f"{prefix}shared_experts.", sizes.moe_intermediate_size, sizes, draw)
-
-
-def _router(name: str, sizes: TextSizes, draw: Draw) -> tuple[str, Tensor]:
-    """Ranks the experts for each group: the layer's own order, one step further for the next group.
-
-    Zero lies half-way between the last expert that is chosen and the first that is not.
-    """
-    import numpy as np
-
-    experts = sizes.n_routed_experts
-    rank = (draw.order(name, experts)[:, None] + np.arange(ROUTING_GROUPS)) % experts
-    values = np.zeros((experts, sizes.hidden_size))
-    values[:, :ROUTING_GROUPS] = ROUTER_STEP * (sizes.num_experts_per_tok - 0.5 - rank)
-    return name, bfloat16(values)
 
 
 def _mlp(prefix: str, width: int, sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, Tensor]]:
