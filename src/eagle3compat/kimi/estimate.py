@@ -274,7 +274,7 @@ class _Estimator:
         needed = rows + max(0, samples - 1) * a_file + samples * MANIFEST_LAYER * layers
         if needed - there > free:
             self._problems.append(
-                f"disk: {_gib(needed - there)} are needed in {out}, {_gib(free)} are free; give "
+                f"disk: {_size(needed - there)} are needed in {out}, {_size(free)} are free; give "
                 "another --out, fewer --layers, or split the data set over machines (--shard)"
             )
         return needed, there, free
@@ -377,8 +377,8 @@ class _Estimator:
         free = max(0, memory - a_gpu)
         if needed > memory:
             self._problems.append(
-                f"GPU: {_gib(needed)} are needed on each of {settings.tensor_parallel_size} at "
-                f"least, {_gib(memory)} are there; use more GPUs (--tensor-parallel-size), a "
+                f"GPU: {_size(needed)} are needed on each of {settings.tensor_parallel_size} at "
+                f"least, {_size(memory)} are there; use more GPUs (--tensor-parallel-size), a "
                 "smaller --max-num-batched-tokens, or a smaller --max-model-len"
             )
         left = memory - a_gpu - on_gpu - int(free * CACHE_SHARE)
@@ -393,8 +393,8 @@ class _Estimator:
         available = estimate.host_available
         if available is not None and estimate.host_pinned > available:
             self._problems.append(
-                f"host memory: {_gib(estimate.host_pinned)} are needed for rows on their way to "
-                f"the disk, {_gib(available)} are available; use a smaller --max-num-batched-tokens"
+                f"host memory: {_size(estimate.host_pinned)} are needed for rows on their way to "
+                f"the disk, {_size(available)} are available; use a smaller --max-num-batched-tokens"
             )
 
 
@@ -462,8 +462,11 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path, *path.absolute().parents) if each.exists())
 
 
-def _gib(count: float) -> str:
-    return f"{count / GIB:,.1f} GiB"
+def _size(count: float) -> str:
+    for unit, title in ((GIB, "GiB"), (1 << 20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {title}"
+    return f"{count / 1024:,.1f} KiB"
 
 
 def estimate_rows(found: Estimate) -> Iterator[tuple[str, str]]:
@@ -474,15 +477,15 @@ def estimate_rows(found: Estimate) -> Iterator[tuple[str, str]]:
         samples = "" if found.samples is None else f" in {found.samples:,} samples"
         yield "data set", f"{found.tokens:,} tokens{samples}"
     if found.bytes_to_write is not None:
-        there = f", of which {_gib(found.bytes_there)} are there" if found.bytes_there else ""
-        yield "disk needed", f"{_gib(found.bytes_to_write)} at most{there}"
-    yield "disk free", _gib(found.disk_free)
+        there = f", of which {_size(found.bytes_there)} are there" if found.bytes_there else ""
+        yield "disk needed", f"{_size(found.bytes_to_write)} at most{there}"
+    yield "disk free", _size(found.disk_free)
     yield "parameters", "unknown" if found.parameters is None else f"{found.parameters:,}"
     yield "weights", _weights_text(found)
     yield from _gpu_rows(found)
     yield (
         "host buffers",
-        f"{_gib(found.host_pinned)} pinned, {_memory(found.host_available)} available",
+        f"{_size(found.host_pinned)} pinned, {_memory(found.host_available)} available",
     )
     if found.bytes_a_second is not None:
         yield "disk must take", f"{found.bytes_a_second / 1e9:,.2f} GB/s"
@@ -493,9 +496,9 @@ def estimate_rows(found: Estimate) -> Iterator[tuple[str, str]]:
 def _weights_text(found: Estimate) -> str:
     if found.weights is None:
         return "unknown"
-    text = _gib(found.weights)
+    text = _size(found.weights)
     if found.quantisation is not None and found.weights_unquantised is not None:
-        text += f" ({found.quantisation}; {_gib(found.weights_unquantised)} without)"
+        text += f" ({found.quantisation}; {_size(found.weights_unquantised)} without)"
     return text
 
 
@@ -504,17 +507,17 @@ def _gpu_rows(found: Estimate) -> Iterator[tuple[str, str]]:
     if found.weights_a_gpu is None or found.cache_a_token is None or found.gpu_needed is None:
         yield "needed on a GPU", "unknown"
         return
-    yield "weights on a GPU", _gib(found.weights_a_gpu)
-    yield "states on a GPU", f"{_gib(found.states_on_gpu)} ({STEPS_ON_THE_DEVICE} steps)"
+    yield "weights on a GPU", _size(found.weights_a_gpu)
+    yield "states on a GPU", f"{_size(found.states_on_gpu)} ({STEPS_ON_THE_DEVICE} steps)"
     held = "" if found.cache_tokens is None else f", {found.cache_tokens:,} tokens will fit"
     yield "KV cache", f"{found.cache_a_token:,} bytes a token on a GPU{held}"
-    yield "needed on a GPU", f"{_gib(found.gpu_needed)} at least"
+    yield "needed on a GPU", f"{_size(found.gpu_needed)} at least"
     if found.gpu_left is not None and found.gpu_left >= 0:
-        yield "left on a GPU", f"{_gib(found.gpu_left)} for activations and libraries"
+        yield "left on a GPU", f"{_size(found.gpu_left)} for activations and libraries"
 
 
 def _memory(count: int | None) -> str:
-    return "unknown" if count is None else _gib(count)
+    return "unknown" if count is None else _size(count)
 
 
 def _duration(seconds: float) -> str:
