@@ -148,7 +148,7 @@ def show(report: AuditReport) -> None:
     if report.findings:
         _print_findings(report)
     size = f"{report.samples:,} samples, {report.tokens:,} tokens, {report.bytes:,} bytes"
-    typer.echo(f"{size} read in {report.seconds:.1f} s")
+    typer.echo(f"{size} audited in {report.seconds:.1f} s")
     found = len(report.findings)
     typer.echo("all right" if report.right else f"found {found} fault{'s' if found > 1 else ''}")
 

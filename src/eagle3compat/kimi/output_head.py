@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3compat.errors import InputError
 from eagle3compat.kimi.manifest import Proof
+from eagle3compat.kimi.threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +46,9 @@ _SHIFTED_NORMS = ("gemma",)
 SAFETY = 6.0
 _STATE_ROUNDINGS = 3
 _FLOAT32_ROUNDOFF = 2.0**-24
-# Elements of lm_head in float32 at a time: 64 MiB.
-_BLOCK_ELEMENTS = 1 << 24
+# Elements of lm_head at a time: small enough for a processor's cache.
+_BLOCK_ELEMENTS = 1 << 20
+_PARTS_A_THREAD = 4
 
 
 @dataclass(frozen=True)
@@ -136,15 +140,35 @@ class OutputHead:
 
         tops = torch.zeros(len(normalized), dtype=torch.long)
         largest = torch.full((len(normalized),), -math.inf)
+        threads = os.cpu_count() or 1
+        part = -(-self.vocab_size // (_PARTS_A_THREAD * threads))
+        parts = [
+            range(start, min(start + part, self.vocab_size))
+            for start in range(0, self.vocab_size, part)
+        ]
+        work = partial(self._largest_of, normalized, dtype)
+        for values, tokens in in_threads(work, parts, threads):
+            tops = torch.where(values > largest, tokens, tops)
+            largest = torch.maximum(largest, values)
+        return tops, largest
+
+    def _largest_of(
+        self, normalized: torch.Tensor, dtype: torch.dtype, tokens: range
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest logit of some of the tokens, and which it is, for each normalized state."""
+        import torch
+
+        tops = torch.zeros(len(normalized), dtype=torch.long)
+        largest = torch.full((len(normalized),), -math.inf)
         step = max(1, _BLOCK_ELEMENTS // self.hidden_size)
         with _opened(self.matrix_file) as file:
             matrix = file.get_slice(self.matrix_name)
-            for start in range(0, self.vocab_size, step):
-                block = matrix[start : min(start + step, self.vocab_size)].to(dtype).float()
+            for start in tokens[::step]:
+                block = matrix[start : min(start + step, tokens.stop)].to(dtype).float()
                 values, places = (normalized @ block.T).max(dim=-1)
                 tops = torch.where(values > largest, places + start, tops)
                 largest = torch.maximum(largest, values)
-        return tops, largest
+        return largest, tops
 
 
 def _allowed(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from eagle3compat.kimi.sample_scan import SampleScan, UnreadableSampleError, scan_sample
 from eagle3compat.kimi.storage import sample_path
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+from eagle3compat.kimi.threads import in_threads
 
 
 def sample_number(path: Path) -> int | None:
@@ -45,24 +40,4 @@ def scan_all(
         except UnreadableSampleError as error:
             return error
 
-    import torch
-
-    threads = torch.get_num_threads()
-    try:
-        # torch's own threads would compete with ours for the cores.
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from _in_order(pool, scan, paths, 2 * workers)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item], ahead: int
-) -> Iterator[_Result]:
-    waiting: deque[Future[_Result]] = deque()
-    for item in items:
-        waiting.append(pool.submit(work, item))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+    return in_threads(scan, paths, workers)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLE_KEYS = ("input_ids", "loss_mask", "hidden_states")
-# Elements of a block of rows: 16 MiB of bfloat16, 32 MiB as float32.
-_BLOCK_ELEMENTS = 1 << 23
+# Elements of a block of rows: small enough for a processor's cache.
+_BLOCK_ELEMENTS = 1 << 19
 _SUM_BYTES = 8
 _ELEMENT_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
 # Bytes hashed at most to find out how one layer came to differ.
@@ -243,7 +243,8 @@ def _bit_sums(block: torch.Tensor) -> torch.Tensor:
 
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = block.contiguous().view(integers[block.element_size()])
-    return bits.sum(dim=-1, dtype=torch.int64)
+    # NumPy's sum of 16-bit integers takes a tenth of torch's time.
+    return torch.from_numpy(bits.numpy().sum(axis=-1, dtype="int64"))
 
 
 def checksum_of(row_sums: Iterable[int]) -> str:
