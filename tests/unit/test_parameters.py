@@ -36,7 +36,9 @@ def stored(folder: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    "variant", [Variant(), Variant(mla_gpu=True), Variant(text_only=True)], ids=str
+    "variant",
+    [Variant(), Variant(mla_gpu=True), Variant(text_only=True), Variant(learnable=True)],
+    ids=str,
 )
 def test_the_tiny_kimis_tensors_are_counted_exactly(tmp_path: Path, variant: Variant) -> None:
     pytest.importorskip("numpy")

@@ -394,7 +394,8 @@ class _Estimator:
         if available is not None and estimate.host_pinned > available:
             self._problems.append(
                 f"host memory: {_size(estimate.host_pinned)} are needed for rows on their way to "
-                f"the disk, {_size(available)} are available; use a smaller --max-num-batched-tokens"
+                f"the disk, {_size(available)} are available; use a smaller "
+                "--max-num-batched-tokens"
             )
 
 
