@@ -99,8 +99,9 @@ def train(
 
 def train_with_progress(settings: Settings) -> Summary:
     """Train; each validation is a line on standard output, and a spinner tells of the steps."""
-    from eagle3compat.kimi.training import train_draft
+    from eagle3compat.kimi.training import check_settings, train_draft
 
+    check_settings(settings)
     with _progress() as report:
         return train_draft(settings, report)
 
@@ -111,7 +112,10 @@ def _progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("reading the samples", total=None)
 
         def report(line: Mapping[str, Any]) -> None:

@@ -163,7 +163,7 @@ def train_draft(settings: Settings, report: Report | None = None) -> Summary:
             a model is loaded.
         Refusal: the installed speculators is not one that the shims know.
     """
-    verifier, size = _check_settings(settings)
+    verifier, size = check_settings(settings)
     layers = find_layers(settings.hidden_states, verifier, settings.layers)
     samples = find_samples(settings.hidden_states)
     with _locked(settings.out), shims_applied() as plan:
@@ -250,7 +250,15 @@ def split(count: int, share: float, seed: int) -> tuple[tuple[int, ...], tuple[i
 # --- before anything expensive -------------------------------------------------------------------
 
 
-def _check_settings(settings: Settings) -> tuple[Verifier, int]:
+def check_settings(settings: Settings) -> tuple[Verifier, int]:
+    """Check what can be checked without opening a sample, and importing nothing.
+
+    Returns:
+        The verifier, and the draft's vocabulary size.
+
+    Raises:
+        InputError: a setting, the checkpoint or the folder of samples cannot be used.
+    """
     positive = ("learning_rate", "sequence_length", "ttt_steps", "num_draft_layers")
     for name in ("epochs", "checkpoints_per_epoch", *positive):
         if not getattr(settings, name) > 0:
@@ -270,6 +278,8 @@ def _check_settings(settings: Settings) -> tuple[Verifier, int]:
     if settings.dtype not in DTYPES:
         raise InputError(f"--dtype {settings.dtype}: expected {' or '.join(DTYPES)}")
     verifier = read_verifier(settings.model)
+    find_layers(settings.hidden_states, verifier, settings.layers)
+    find_samples(settings.hidden_states)
     return verifier, settle_size(settings.draft_vocab_size, verifier)
 
 

@@ -72,6 +72,7 @@ def find_layers(
     Raises:
         InputError: they are unknown, or none that a draft can be trained on and served with.
     """
+    _check_folder(folder)
     layers = _settle_layers(folder, read_manifests(folder), asked_layers)
     _check_layers(folder, layers, verifier)
     return layers
@@ -86,8 +87,7 @@ def find_samples(folder: Path) -> SampleFolder:
     Raises:
         InputError: there are none, or one that the manifest lists is missing.
     """
-    if not folder.is_dir():
-        raise InputError(f"--hidden-states {folder}: no such folder; give that of an extraction")
+    _check_folder(folder)
     manifests = read_manifests(folder)
     there = _sample_files(folder)
     files = tuple(there.values())
@@ -134,6 +134,11 @@ def read_samples(
         digest,
         {token: int(counts[token]) for token in occurring},
     )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"--hidden-states {folder}: no such folder; give that of an extraction")
 
 
 def _sample_files(folder: Path) -> dict[int, Path]:
@@ -227,6 +232,7 @@ def _input_of(path: Path, verifier: Verifier, layers: int | None) -> tuple[Any, 
         sample = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
         input_ids, loss_mask = sample["input_ids"], sample["loss_mask"]
         shapes = [tuple(states.shape) for states in sample["hidden_states"]]
+        sizes = tuple(input_ids.shape), tuple(loss_mask.shape)
     except (
         OSError,
         RuntimeError,
@@ -240,11 +246,11 @@ def _input_of(path: Path, verifier: Verifier, layers: int | None) -> tuple[Any, 
         raise InputError(f"{path}: no sample that the trainer reads ({error})") from error
     count = layers or len(shapes)
     expected = [(len(input_ids), verifier.hidden_size)] * count
-    if shapes != expected or input_ids.shape != loss_mask.shape or not len(input_ids):
+    if shapes != expected or sizes[0] != sizes[1] or not len(input_ids):
         raise InputError(
             f"{path}: expected {count} layers of {len(input_ids)} x {verifier.hidden_size} beside "
-            f"as many token ids and mask entries; found {shapes} beside {tuple(input_ids.shape)} "
-            f"and {tuple(loss_mask.shape)}. Audit the folder, or is the verifier another?"
+            f"as many token ids and mask entries; found {shapes} beside {sizes[0]} "
+            f"and {sizes[1]}. Audit the folder, or is the verifier another?"
         )
     outside = input_ids[(input_ids < 0) | (input_ids >= verifier.vocab_size)]
     if len(outside):
