@@ -50,6 +50,12 @@ def audit(
             "Default: that of speculators."
         ),
     ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="GPUs that share the verifier then. Default: as the manifest says, or 1."
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Files that are read at the same time.")
     ] = None,
@@ -71,6 +77,7 @@ def audit(
         again_share=again,
         again_count=count,
         seed=seed,
+        tensor_parallel_size=tensor_parallel_size,
         **({} if workers is None else {"workers": workers}),
     )
     with _progress() as watch, _output_to_errors():

@@ -39,11 +39,25 @@ class Candidate:
     place: Path
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What the samples are extracted with.
+
+    Args:
+        model: folder of the verifier.
+        layers: layer ids of the files, in their order.
+        tensor_parallel_size: GPUs that share the verifier.
+    """
+
+    model: Path
+    layers: Sequence[int]
+    tensor_parallel_size: int = 1
+
+
 def check_anew(
     report: AuditReport,
     settings: AuditSettings,
-    model: Path,
-    layers: Sequence[int],
+    engine: Engine,
     candidates: Sequence[Candidate],
     watch: Watch,
 ) -> None:
@@ -52,8 +66,7 @@ def check_anew(
     Args:
         report: of the audit so far.
         settings: of the audit.
-        model: folder of the verifier.
-        layers: layer ids of the files, in their order.
+        engine: to extract with.
         candidates: the samples to choose from.
         watch: told of the progress.
 
@@ -62,7 +75,8 @@ def check_anew(
             not accepted.
         Refusal: these builds do not work together.
     """
-    verifier = read_verifier(model)
+    layers = engine.layers
+    verifier = read_verifier(engine.model)
     verifier.check_layers(layers)
     check_in_process_route(find_build("speculators"))
     find_build("vllm")
@@ -82,7 +96,7 @@ def check_anew(
     )
     report.again = tuple(candidate.index for candidate, _ in samples)
     watch("starting the engine", 0, len(samples))
-    answers = extract_alone(model, layers, dtype, [sample for _, sample in samples])
+    answers = extract_alone(engine, dtype, [sample for _, sample in samples])
     for number, ((candidate, sample), states) in enumerate(
         zip(samples, answers, strict=True), start=1
     ):
@@ -95,13 +109,12 @@ def check_anew(
 
 
 def extract_alone(
-    model: Path, layers: Sequence[int], dtype: str, samples: Sequence[dict[str, Any]]
+    engine: Engine, dtype: str, samples: Sequence[dict[str, Any]]
 ) -> Iterator[list[torch.Tensor]]:
     """The hidden states of samples, each from a call of the generator of its own.
 
     Args:
-        model: folder of the verifier.
-        layers: layer ids.
+        engine: to extract with.
         dtype: of weights and states.
         samples: as `eagle3compat.kimi.sample_scan.load_sample` gives them.
     """
@@ -110,7 +123,10 @@ def extract_alone(
     longest = max(len(sample["input_ids"]) for sample in samples)
     with config_values(module, {"ModelConfig": {"dtype": dtype}}):
         generator = module.VllmHiddenStatesGenerator(
-            model_path=str(model), layer_ids=list(layers), max_model_len=max(64, longest + 1)
+            model_path=str(engine.model),
+            layer_ids=list(engine.layers),
+            max_model_len=max(64, longest + 1),
+            tensor_parallel_size=engine.tensor_parallel_size,
         )
     try:
         for sample in samples:

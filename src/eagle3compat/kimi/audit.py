@@ -39,6 +39,8 @@ class AuditSettings:
         again_share: share of the samples to extract anew, 0 to 1.
         again_count: how many to extract anew, at least.
         seed: of their choice.
+        tensor_parallel_size: GPUs that share the verifier then; None for as many as the manifest
+            says, or one.
         workers: files that are read at the same time.
     """
 
@@ -48,6 +50,7 @@ class AuditSettings:
     again_share: float = 0.0
     again_count: int = 0
     seed: int = 0
+    tensor_parallel_size: int | None = None
     workers: int = field(default_factory=lambda: min(8, os.cpu_count() or 1))
 
     def again_of(self, samples: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.anew import Candidate, check_anew
+from eagle3compat.kimi.anew import Candidate, Engine, check_anew
 from eagle3compat.kimi.dataset import combined_digest
 from eagle3compat.kimi.extraction import model_digest
 from eagle3compat.kimi.findings import Finding, Kind, ranges
@@ -257,7 +257,11 @@ class RecordedAudit:
             )
         candidates = [Candidate(index, sample_path(self._samples, index)) for index in self._done]
         run = self._recorded.runs[self._done[-1]]
-        check_anew(self._report, self._settings, self._model, run.layers, candidates, self._watch)
+        parallel = self._settings.tensor_parallel_size
+        engine = Engine(
+            self._model, run.layers, parallel or run.settings.get("tensor_parallel_size", 1)
+        )
+        check_anew(self._report, self._settings, engine, candidates, self._watch)
 
 
 def _runs_of(manifest: Manifest) -> Iterator[tuple[int, RunRecord]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.anew import Candidate, check_anew
+from eagle3compat.kimi.anew import Candidate, Engine, check_anew
 from eagle3compat.kimi.crosschecks import Beginnings, Fault, Norms, TextFit, Twins
 from eagle3compat.kimi.findings import Finding, Kind, ranges, rows_in_words
 from eagle3compat.kimi.output_head import open_output_head
@@ -215,14 +215,9 @@ class UnrecordedAudit:
         if self._layers is None:
             raise InputError("--again: name the layer ids of the files with --layers")
         candidates = [Candidate(each, Path(self._place(each))) for each in sorted(self._readable)]
-        check_anew(
-            self._report,
-            self._settings,
-            self._settings.model,
-            self._layers,
-            candidates,
-            self._watch,
-        )
+        parallel = self._settings.tensor_parallel_size or 1
+        engine = Engine(self._settings.model, self._layers, parallel)
+        check_anew(self._report, self._settings, engine, candidates, self._watch)
 
 
 def _sample_files(folder: Path) -> tuple[dict[int, Path], list[Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,9 +102,7 @@ class ExtractionFigures:
     @cached_property
     def runs(self) -> list[RunFigures]:
         """All runs of all shards, by their start."""
-        figures = [
-            _run_figures(manifest, run) for manifest in self.manifests for run in manifest.runs
-        ]
+        figures = (run for manifest in self.manifests for run in _figures_of_runs(manifest))
         return sorted(figures, key=lambda each: each.record.started)
 
     @property
@@ -202,17 +200,21 @@ class ExtractionFigures:
         )
 
 
-def _run_figures(manifest: Manifest, run: RunRecord) -> RunFigures:
-    records = [record for record in manifest.samples.values() if record.run == run.run]
-    done = [record for record in records if record.done]
-    end = next((end for end in manifest.ends if end.run == run.run), None)
-    return RunFigures(
-        record=run,
-        samples=len(done),
-        tokens=sum(record.tokens for record in done),
-        seconds=end.seconds if end else None,
-        last=max((record.time for record in records), default=run.started),
-    )
+def _figures_of_runs(manifest: Manifest) -> Iterator[RunFigures]:
+    by_run: dict[int, list[SampleRecord]] = defaultdict(list)
+    for record in manifest.samples.values():
+        by_run[record.run].append(record)
+    seconds = {end.run: end.seconds for end in manifest.ends}
+    for run in manifest.runs:
+        records = by_run[run.run]
+        done = [record for record in records if record.done]
+        yield RunFigures(
+            record=run,
+            samples=len(done),
+            tokens=sum(record.tokens for record in done),
+            seconds=seconds.get(run.run),
+            last=max((record.time for record in records), default=run.started),
+        )
 
 
 def _without_figures(reason: str) -> str:
