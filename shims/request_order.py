@@ -94,6 +94,37 @@ class Rows:
         self.computed += len(chunk.token_ids)
 
 
+@dataclass(frozen=True)
+class Testimony:
+    """Whether a step's rows were the announced ones, as the device will know.
+
+    Args:
+        token_ids_differ: a tensor of one bool.
+        positions_differ: likewise; None where the layers are given no positions.
+    """
+
+    token_ids_differ: Any
+    positions_differ: Any
+
+    def check(self) -> None:
+        """Wait for the device, and raise a ``Refusal`` unless the rows were the announced ones."""
+        if bool(self.token_ids_differ):
+            raise _refusal("rows in the order of the runner's batch", "other token ids in them")
+        if self.positions_differ is not None and bool(self.positions_differ):
+            raise _refusal("rows at the prompts' positions", "other positions in them")
+
+
+def _differ(found: Any, expected: list[int]) -> Any:
+    """Whether the first values of a tensor are others, or fewer, as a tensor of its device."""
+    if len(found) < len(expected):
+        return found.new_ones((), dtype=bool)
+    on_host = found.new_tensor(expected, device="cpu")
+    if found.device.type == "cuda":
+        on_host = on_host.pin_memory()  # a copy from other memory waits for the device
+    wanted = on_host.to(found.device, non_blocking=True)
+    return (found[: len(expected)] != wanted).any()
+
+
 class Witness:
     """Sees the token ids and positions that pass through the model in one step.
 
@@ -119,21 +150,28 @@ class Witness:
                 self.positions = value if value.dim() == 1 else value[0]
                 return
 
-    def check(self, chunks: list[Chunk]) -> None:
-        """Raise a ``Refusal`` unless the rows are those of the chunks, in their order."""
+    def testify(self, chunks: list[Chunk]) -> Testimony:
+        """Compare what was seen with the chunks, without waiting for the device.
+
+        Raises:
+            Refusal: nothing was seen.
+        """
         token_ids, positions = self.token_ids, self.positions
         self.forget()
         expected_ids = [token for chunk in chunks for token in chunk.token_ids]
         if token_ids is None:
             raise _refusal("the token ids of the step at the embedding", "no call of it")
-        if token_ids[: len(expected_ids)].tolist() != expected_ids:
-            raise _refusal("rows in the order of the runner's batch", "other token ids in them")
-        if positions is not None:
-            expected = [
-                chunk.start + offset for chunk in chunks for offset in range(len(chunk.token_ids))
-            ]
-            if positions[: len(expected)].tolist() != expected:
-                raise _refusal("rows at the prompts' positions", "other positions in them")
+        expected = [
+            chunk.start + offset for chunk in chunks for offset in range(len(chunk.token_ids))
+        ]
+        return Testimony(
+            _differ(token_ids, expected_ids),
+            None if positions is None else _differ(positions, expected),
+        )
+
+    def check(self, chunks: list[Chunk]) -> None:
+        """Raise a ``Refusal`` unless the rows are those of the chunks, in their order."""
+        self.testify(chunks).check()
 
 
 def keep_batches(model_runner: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from eagle3compat.kimi.manifest import Proof
 
@@ -47,6 +48,21 @@ class Announced:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of the engine.
+
+    Args:
+        scheduler_output: vLLM's ``SchedulerOutput``.
+        chunks: what it computes (`eagle3compat.shims.request_order.Chunk`).
+        ending: request ids of the prompts that end in it: the engine samples their next tokens.
+    """
+
+    scheduler_output: Any
+    chunks: list[Any]
+    ending: set[str]
+
+
+@dataclass(frozen=True)
 class Written:
     """A sample whose file is whole, under ``unfinished``.
 
@@ -75,14 +91,14 @@ class Answer:
 
     Args:
         written: samples written since the last answer.
-        proofs: by request id, for the next tokens that came with the question.
-        waiting: samples whose rows are all there and whose file is not.
+        sampled: by request id, the greedy next tokens of prompts of the round before this one.
+        proofs: by request id, for the next tokens that came with the question before this.
         failure: why writing cannot go on, once it cannot.
     """
 
     written: list[Written] = field(default_factory=list)
+    sampled: dict[str, int] = field(default_factory=dict)
     proofs: dict[str, Proof] = field(default_factory=dict)
-    waiting: int = 0
     failure: str | None = None
 
 

@@ -331,8 +331,7 @@ def extract(job: Job, generator: Any, advance: Callable[[SampleRecord], None]) -
         stream = open_stream(job, generator, account)
         manifest.append([job.record])
         start = time.monotonic()
-        for group in job.groups:
-            stream.extract(group, [job.samples[index] for index in group], job.todo)
+        stream.extract(job.groups, job.samples, job.todo)
         generating_seconds = time.monotonic() - start
         stream.drain()
         account.finish()
@@ -396,8 +395,11 @@ def open_generator(job: Job, more: Mapping[str, Mapping[str, Any]] = MappingProx
     config. The rest of that config stays as the installed speculators writes it.
     """
     from speculators.data_generation import vllm_hidden_states_generator as module
+    from vllm.platforms import current_platform
 
     overrides = {name: dict(values) for name, values in _overrides(job.settings).items()}
+    # The stream takes results whenever they come, which generate() does not.
+    overrides["SchedulerConfig"]["async_scheduling"] = current_platform.is_cuda()
     for name, values in more.items():
         overrides.setdefault(name, {}).update(values)
 

@@ -200,7 +200,6 @@ class StateWriter:
         self._lock = threading.Lock()
         self._written: list[Written] = []
         self._last_states: dict[str, Tensor] = {}
-        self._waiting = 0
         self._failure: str | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"state-writer-{number}", daemon=True)
@@ -260,8 +259,6 @@ class StateWriter:
         sample.token_ids.extend(chunk.token_ids)
         if len(sample.token_ids) == sample.prompt_length:
             del self._samples[request_id], self._announced[request_id]
-            with self._lock:
-                self._waiting += 1
             self._pool.writer_works(1)
             self._jobs.put(sample)
 
@@ -270,11 +267,11 @@ class StateWriter:
         for part in sample.parts if sample else ():
             self._pool.release(part.slab)
 
-    def collect(self) -> tuple[list[Written], int, str | None]:
-        """Samples written since the last call, how many are still to be, and any failure."""
+    def collect(self) -> tuple[list[Written], str | None]:
+        """Samples written since the last call, and why writing cannot go on, once it cannot."""
         with self._lock:
             written, self._written = self._written, []
-            return written, self._waiting, self._failure
+            return written, self._failure
 
     def last_states(self, request_ids: Sequence[str]) -> Tensor:
         """The last row of the verifier's last layer, ``[n, H]``, of samples that were written."""
@@ -300,8 +297,6 @@ class StateWriter:
                 for part in sample.parts:
                     self._pool.release(part.slab)
                 self._pool.writer_works(-1)
-                with self._lock:
-                    self._waiting -= 1
 
     def _write(self, sample: _Sample) -> None:
         for part in sample.parts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,17 @@ import torch
 from speculators.data_generation.custom_worker import HiddenStatesWorkerExtension
 
 from eagle3compat.errors import Refusal
-from eagle3compat.kimi.exchange import Announced, Answer, Opened, StreamSettings
+from eagle3compat.kimi.exchange import Announced, Answer, Opened, Step, StreamSettings
 from eagle3compat.kimi.manifest import Proof, allowed_shortfall
 from eagle3compat.kimi.state_writer import StateWriter
 from eagle3compat.shims.layer_order import in_asked_order
-from eagle3compat.shims.request_order import Chunk, Witness, batch_order, in_batch_order
+from eagle3compat.shims.request_order import (
+    Chunk,
+    Testimony,
+    Witness,
+    batch_order,
+    in_batch_order,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +54,9 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         self._decoder = next(
             part for part in runner.model.modules() if vars(part).get("_extension") is self
         )
+        self._testimonies: list[Testimony] = []
+        self._sampling: list[_Sampling] = []
+        self._proving = _Proving([])
         self._stream_writer: StateWriter | None = None
         if self._tensor_parallel_group.rank_in_group == 0:
             self._stream_lock = lock_for_writing(Path(settings.lock))
@@ -72,20 +82,43 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         return None
 
     def _exchange_stream(
-        self, announced: Sequence[Announced], next_tokens: Sequence[tuple[str, int]]
+        self,
+        announced: Sequence[Announced],
+        next_tokens: Sequence[tuple[str, int]],
+        steps: Sequence[Step],
     ) -> Answer:
-        """Learn of requests, prove samples that were written, and say what was written since.
+        """Compute a round, and say what earlier ones gave.
+
+        What is asked of the device here is waited for in the next exchange, when it has the next
+        round to compute.
 
         Args:
-            announced: requests of the next steps.
-            next_tokens: request ids of written samples and the tokens that the engine sampled.
+            announced: requests that are to be written in these steps.
+            next_tokens: request ids of written samples, and the tokens that the engine sampled.
+                Their proofs are in the next answer.
+            steps: in their order.
+
+        Raises:
+            Refusal: the rows of an earlier step were not the announced ones.
         """
-        proofs = self._prove(next_tokens) if next_tokens else {}
-        if self._stream_writer is None:
-            return Answer()
-        self._stream_writer.announce(announced)
-        written, waiting, failure = self._stream_writer.collect()
-        return Answer(written, proofs, waiting, failure)
+        sampling, self._sampling = self._sampling, []
+        testimonies, self._testimonies = self._testimonies, []
+        proving, self._proving = self._proving, self._prove(next_tokens)
+        # Not a sample of these steps is told of before their testimonies are heard.
+        written, failure = self._stream_writer.collect() if self._stream_writer else ([], None)
+        if self._stream_writer:
+            self._stream_writer.announce(announced)
+        for step in steps:
+            self._expect_chunks(step.chunks)
+            self._sampling.append(_Sampling(self._whole_step(step.scheduler_output), step.ending))
+        for testimony in testimonies:
+            testimony.check()
+        sampled = {name: token for each in sampling for name, token in each.next_tokens().items()}
+        return Answer(written, sampled, proving.proofs(), failure)
+
+    def _whole_step(self, scheduler_output: Any) -> Any:
+        output = self.execute_model(scheduler_output)
+        return self.sample_tokens(None) if output is None else output
 
     def _close_stream(self) -> None:
         """Wait for the writers; whatever they wrote is in the next answer."""
@@ -97,20 +130,22 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         if not announced:
             return  # vLLM warms up, or runs a dummy batch
         chunks = in_batch_order(batch_order(self.model_runner), announced)
-        self._witness.check(chunks)
+        self._testimonies.append(self._witness.testify(chunks))
         if self._stream_writer is not None:
             asked = in_asked_order(self._asked_layer_ids, aux_hidden_states)
             self._stream_writer.take(chunks, asked)
 
-    def _prove(self, next_tokens: Sequence[tuple[str, int]]) -> dict[str, Proof]:
-        """The next tokens that written states give, through the model's own norm and lm_head.
+    def _prove(self, next_tokens: Sequence[tuple[str, int]]) -> _Proving:
+        """Start to compute next tokens from written states, by the model's own norm and lm_head.
 
         Every rank of a tensor parallel group has a part of lm_head, so all of them compute.
         """
+        if not next_tokens:
+            return _Proving([])
         group = self._tensor_parallel_group
         runner = self.model_runner
-        request_ids = [request_id for request_id, _ in next_tokens]
         if self._stream_writer is not None:
+            request_ids = [request_id for request_id, _ in next_tokens]
             states = self._stream_writer.last_states(request_ids).to(runner.device)
         else:
             shape = (len(next_tokens), self._stream_settings.hidden_size)
@@ -119,21 +154,71 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
             states = group.broadcast(states, src=0)
         with torch.inference_mode():
             logits = runner.model.compute_logits(self._decoder.norm(states))
-        if self._stream_writer is None:
+            if self._stream_writer is None:
+                return _Proving([])
+            return _Proving(next_tokens, _name(states.dtype), *_judged(logits, next_tokens))
+
+
+def _judged(logits: Tensor, next_tokens: Sequence[tuple[str, int]]) -> tuple[Tensor, Tensor]:
+    """Of each row ``[vocabulary]``: the top token, int64; the shortfall and largest logit.
+
+    Returns:
+        ``[n]`` and ``[n, 2]``, on the device of the logits.
+    """
+    values = logits.float()
+    tokens = torch.tensor([token for _, token in next_tokens]).to(logits.device)
+    highest, top = values.max(dim=-1)
+    shortfall = highest - values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    # Entries beyond the vocabulary are padded with minus infinity.
+    largest = torch.where(torch.isinf(values), 0.0, values.abs()).amax(dim=-1)
+    return top, torch.stack([shortfall, largest], dim=-1)
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """What a step sampled, as the device will know.
+
+    Args:
+        output: vLLM's ``ModelRunnerOutput``, or, with asynchronous scheduling, what gives it.
+        ending: request ids of the prompts that ended in the step.
+    """
+
+    output: Any
+    ending: set[str]
+
+    def next_tokens(self) -> dict[str, int]:
+        """The greedy next token of each prompt, by request id; waits for the device."""
+        asynchronous = hasattr(self.output, "get_output")
+        output = self.output.get_output() if asynchronous else self.output
+        rows = output.req_id_to_index
+        return {each: int(output.sampled_token_ids[rows[each]][0]) for each in self.ending}
+
+
+@dataclass(frozen=True)
+class _Proving:
+    """Proofs that the device computes.
+
+    Args:
+        next_tokens: request ids, and the tokens that the engine sampled.
+        dtype: of the states.
+        top: token with the largest logit, ``[n]``.
+        figures: its distance from the sampled one's, and the largest absolute logit, ``[n, 2]``.
+    """
+
+    next_tokens: Sequence[tuple[str, int]]
+    dtype: str = ""
+    top: Tensor | None = None
+    figures: Tensor | None = None
+
+    def proofs(self) -> dict[str, Proof]:
+        """The proofs, by request id; waits for the device."""
+        if self.top is None or self.figures is None:
             return {}
-        dtype = _name(states.dtype)
+        rows = zip(self.next_tokens, self.top.tolist(), self.figures.tolist(), strict=True)
         return {
-            request_id: _proof(row, token, dtype)
-            for (request_id, token), row in zip(next_tokens, logits.float().cpu(), strict=True)
+            request_id: Proof(token, top, shortfall, allowed_shortfall(self.dtype, largest))
+            for (request_id, token), top, (shortfall, largest) in rows
         }
-
-
-def _proof(logits: Tensor, next_token: int, dtype: str) -> Proof:
-    top = int(logits.argmax())
-    finite = logits[torch.isfinite(logits)]
-    largest = float(finite.abs().max()) if len(finite) else float("nan")
-    shortfall = float(logits[top] - logits[next_token])
-    return Proof(next_token, top, shortfall, allowed_shortfall(dtype, largest))
 
 
 def _name(dtype: torch.dtype) -> str:
