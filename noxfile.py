@@ -94,6 +94,7 @@ def cells(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run the newest nightly of vLLM that there is, and say what was found."""
     run_cells(session, "--newest-nightly", *session.posargs)
+    session.run("eagle3compat", "matrix", "--write", "README.md")
 
 
 @nox.session

@@ -313,8 +313,8 @@ def _smallest(found: States, expected: States) -> float:
 
 
 def _one_line(error: BaseException) -> str:
-    first = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {first[0]}"[:400]
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}"[:300]
 
 
 def main(arguments: Sequence[str]) -> int:

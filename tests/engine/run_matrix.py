@@ -239,7 +239,9 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
         kind = "refused" if any(mark in last for mark in OURS) else "raised"
         return {"result": kind, "detail": last[:300], "seconds": seconds}
-    outcome = json.loads(out.read_text())
+    # Folders of this run alone say nothing in a cell.
+    text = out.read_text().replace(f"{models}/", "").replace(f"{environment.folder}/", "")
+    outcome = json.loads(text)
     check_runner(wanted, outcome["runner"])
     return {**_in_cell(outcome), "seconds": seconds}
 
@@ -264,8 +266,12 @@ def _in_cell(outcome: dict[str, Any]) -> dict[str, Any]:
         return {**cell, "result": "right"}
     if not failed:
         return {**cell, "result": "wrong", "detail": "another model's states would pass too"}
-    first = failed[0]
+    # The first call of each kind of fault: what comes later may be worse.
+    kinds = {call["result"]: call for call in reversed(failed)}
+    first, *others = sorted(kinds.values(), key=failed.index)
     detail = f"{first['name']}: {first['detail']}"
+    for other in others:
+        detail += f"; {other['result']}: {other['name']}: {other['detail']}"
     if first["result"] != "raised":
         return {**cell, "result": first["result"], "detail": detail}
     kind = "refused" if first["detail"].startswith(OURS) else "raised"
