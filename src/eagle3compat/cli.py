@@ -50,6 +50,7 @@ _SUBCOMMANDS = {
     "train": _Subcommand("train", "train"),
     "report": _Subcommand("report", "report"),
     "run": _Subcommand("run", "run"),
+    "acceptance": _Subcommand("acceptance", "acceptance"),
     "demo": _Subcommand("demo", "demo"),
     "tiny-kimi": _Subcommand("tiny_kimi", "tiny_kimi"),
     "verify-patches": _Subcommand("verify", "verify_patches"),
