@@ -100,7 +100,7 @@ def lose_a_layer(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "kind", "what"),
     [
-        (cut, "cut", "layer at place 0: cut: 9 of 40 rows"),
+        (cut, "cut", "every layer: cut: 9 of 40 rows"),
         (zero, "zeroed", "layer at place 1: zeros alone"),
         (infinite, "not finite", "layer at place 1: NaN or infinity in row 4"),
         (repeat, "layers", "layers at places 0, 2 are the same"),
@@ -147,8 +147,27 @@ def test_rows_that_are_one_place_off_are_named(out: Path, model: Path) -> None:
     found = findings(audit(AuditSettings(out, model=model)))
     assert {sample for sample, _, _ in found} == {7}
     assert any(
-        "they fit those one place before" in what for _, kind, what in found if kind == "text"
+        "they fit those 1 place before them" in what for _, kind, what in found if kind == "text"
     )
+
+
+def test_a_folder_that_is_mostly_wrong_is_judged_by_its_right_samples(
+    out: Path, model: Path
+) -> None:
+    """As speculators 0.3.0 leaves it when a batch exceeds the token budget: from one sample on,
+    each has rows that belong further on in the batch."""
+    contents = [load(sample_path(out, index)) for index in range(len(TEXTS))]
+    states = [each["hidden_states"] for each in contents]
+    rows = [torch.cat(layers) for layers in zip(*states, strict=True)]
+    start = sum(map(len, TEXTS[:3])) + 5
+    for index, content in enumerate(contents[3:-1], start=3):
+        end = start + len(TEXTS[index])
+        content["hidden_states"] = [layer[start:end].clone() for layer in rows]
+        save(sample_path(out, index), content)
+        start = end
+    found = findings(audit(AuditSettings(out, model=model)))
+    assert {sample for sample, _, _ in found} == {3, 4, 5, 6}
+    assert any("they fit those 5 places after them" in what for _, _, what in found)
 
 
 def test_a_text_that_the_verifier_does_not_model_is_not_judged(model: Path, tmp_path: Path) -> None:

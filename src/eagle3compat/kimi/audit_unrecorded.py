@@ -7,7 +7,7 @@ changed on the disk breaks.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from eagle3compat.kimi.findings import Finding, Kind, ranges, rows_in_words
 from eagle3compat.kimi.output_head import open_output_head
 from eagle3compat.kimi.sample_files import files_below, sample_number, scan_all
 from eagle3compat.kimi.sample_scan import (
+    LayerScan,
     SampleScan,
     UnreadableSampleError,
     load_sample,
@@ -255,25 +256,34 @@ def _input_faults(scan: SampleScan, verifier: Verifier | None) -> Iterator[tuple
 
 
 def _state_faults(scan: SampleScan) -> Iterator[tuple[Kind, str]]:
-    tokens = len(scan.input_ids)
     if not scan.layers:
         yield Kind.LAYERS, "holds no layers"
     if scan.broken_record is not None:
         yield Kind.BITS, f"CRC-32 of {scan.broken_record} does not hold: bits changed"
+    places: dict[tuple[Kind, str], list[int]] = defaultdict(list)
     for place, layer in enumerate(scan.layers):
-        where = f"layer at place {place}"
-        if len(layer.shape) != 2:
-            yield Kind.SHAPE, f"{where}: shape {list(layer.shape)}, expected rows of states"
-        elif layer.rows < tokens:
-            yield Kind.CUT, f"{where}: cut: {layer.rows} of {tokens} rows"
-        elif layer.rows > tokens:
-            yield Kind.ROWS, f"{where}: {layer.rows} rows for {tokens} tokens"
-        elif layer.infinite_rows:
-            words = rows_in_words(layer.infinite_rows)
-            yield Kind.NOT_FINITE, f"{where}: NaN or infinity in {words}"
-        elif layer.zeroed:
-            yield Kind.ZEROED, f"{where}: zeros alone"
-        elif len(layer.zero_rows) > 1:
-            # One may be right: the embedding of a padding token is zero, in the first place too.
-            words = rows_in_words(layer.zero_rows)
-            yield Kind.ZEROED, f"{where}: {words} of {layer.rows}: zeros alone"
+        fault = _layer_fault(layer, len(scan.input_ids))
+        if fault is not None:
+            places[fault].append(place)
+    for (kind, what), where in places.items():
+        if len(where) > 1 and len(where) == len(scan.layers):
+            yield kind, f"every layer: {what}"
+        else:
+            yield kind, f"layer{'s' * (len(where) > 1)} at place {ranges(where)}: {what}"
+
+
+def _layer_fault(layer: LayerScan, tokens: int) -> tuple[Kind, str] | None:
+    if len(layer.shape) != 2:
+        return Kind.SHAPE, f"shape {list(layer.shape)}, expected rows of states"
+    if layer.rows < tokens:
+        return Kind.CUT, f"cut: {layer.rows} of {tokens} rows"
+    if layer.rows > tokens:
+        return Kind.ROWS, f"{layer.rows} rows for {tokens} tokens"
+    if layer.infinite_rows:
+        return Kind.NOT_FINITE, f"NaN or infinity in {rows_in_words(layer.infinite_rows)}"
+    if layer.zeroed:
+        return Kind.ZEROED, "zeros alone"
+    # One zero row may be right: a padding token's embedding is, and stays so in the first place.
+    if len(layer.zero_rows) > 1:
+        return Kind.ZEROED, f"{rows_in_words(layer.zero_rows)} of {layer.rows}: zeros alone"
+    return None
