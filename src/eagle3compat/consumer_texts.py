@@ -34,3 +34,5 @@ TRAIN_EPOCH = "045fda2044bbf37a"  # Trainer.train_epoch
 CHECKPOINTS_030 = "4e274427b450e4c8"  # SingleGPUCheckpointer
 CHECKPOINTS_040 = "6825a17cf521c607"
 SET_UP_OPTIMIZER = "7524494f62d37348"  # Trainer.setup_optimizer
+ATTEND = "c00e51a932e227ee"  # flex_attention_forward
+MAKE_CONFIG = "f4c3eaf646b53da5"  # SpeculatorModelConfig.__init__

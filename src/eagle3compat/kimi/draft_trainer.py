@@ -80,6 +80,7 @@ def run_training(job: Job, report: Report | None) -> None:
 def _recorded(settings: Settings, report: Report | None) -> Iterator[Recorder]:
     """speculators' figures go to ``metrics.jsonl``, and its chatter nowhere."""
     import loguru
+    from transformers.utils import logging as transformers_logging
 
     from eagle3compat import __version__
 
@@ -90,11 +91,15 @@ def _recorded(settings: Settings, report: Report | None) -> Iterator[Recorder]:
     logger.propagate = False
     logger.addHandler(recorder)
     loguru.logger.disable("speculators")
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         recorder.append({"kind": "run", "eagle3compat": __version__})
         yield recorder
     finally:
         loguru.logger.enable("speculators")
+        if bars:
+            transformers_logging.enable_progress_bar()
         logger.removeHandler(recorder)
         logger.setLevel(level)
         logger.propagate = propagate
