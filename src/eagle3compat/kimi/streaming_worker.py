@@ -16,6 +16,7 @@ import torch
 from speculators.data_generation.custom_worker import HiddenStatesWorkerExtension
 
 from eagle3compat.errors import Refusal
+from eagle3compat.kimi.awaited import Awaited, on_device
 from eagle3compat.kimi.exchange import Announced, Answer, Opened, Step, StreamSettings
 from eagle3compat.kimi.manifest import Proof, allowed_shortfall
 from eagle3compat.kimi.state_writer import StateWriter
@@ -54,7 +55,7 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         self._decoder = next(
             part for part in runner.model.modules() if vars(part).get("_extension") is self
         )
-        self._testimonies: list[Testimony] = []
+        self._testimonies: list[list[Awaited | None]] = []
         self._sampling: list[_Sampling] = []
         self._proving = _Proving([])
         self._stream_writer: StateWriter | None = None
@@ -111,8 +112,8 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         for step in steps:
             self._expect_chunks(step.chunks)
             self._sampling.append(_Sampling(self._whole_step(step.scheduler_output), step.ending))
-        for testimony in testimonies:
-            testimony.check()
+        for verdicts in testimonies:
+            Testimony(*(each and bool(each.value()) for each in verdicts)).check()
         sampled = {name: token for each in sampling for name, token in each.next_tokens().items()}
         return Answer(written, sampled, proving.proofs(), failure)
 
@@ -130,7 +131,9 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         if not announced:
             return  # vLLM warms up, or runs a dummy batch
         chunks = in_batch_order(batch_order(self.model_runner), announced)
-        self._testimonies.append(self._witness.testify(chunks))
+        testimony = self._witness.testify(chunks)
+        verdicts = (testimony.token_ids_differ, testimony.positions_differ)
+        self._testimonies.append([None if each is None else Awaited(each) for each in verdicts])
         if self._stream_writer is not None:
             asked = in_asked_order(self._asked_layer_ids, aux_hidden_states)
             self._stream_writer.take(chunks, asked)
@@ -146,7 +149,7 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         runner = self.model_runner
         if self._stream_writer is not None:
             request_ids = [request_id for request_id, _ in next_tokens]
-            states = self._stream_writer.last_states(request_ids).to(runner.device)
+            states = on_device(self._stream_writer.last_states(request_ids), runner.device)
         else:
             shape = (len(next_tokens), self._stream_settings.hidden_size)
             states = torch.empty(shape, dtype=runner.model_config.dtype, device=runner.device)
@@ -156,7 +159,8 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
             logits = runner.model.compute_logits(self._decoder.norm(states))
             if self._stream_writer is None:
                 return _Proving([])
-            return _Proving(next_tokens, _name(states.dtype), *_judged(logits, next_tokens))
+            judged = [Awaited(each) for each in _judged(logits, next_tokens)]
+            return _Proving(next_tokens, _name(states.dtype), *judged)
 
 
 def _judged(logits: Tensor, next_tokens: Sequence[tuple[str, int]]) -> tuple[Tensor, Tensor]:
@@ -166,7 +170,7 @@ def _judged(logits: Tensor, next_tokens: Sequence[tuple[str, int]]) -> tuple[Ten
         ``[n]`` and ``[n, 2]``, on the device of the logits.
     """
     values = logits.float()
-    tokens = torch.tensor([token for _, token in next_tokens]).to(logits.device)
+    tokens = on_device(torch.tensor([token for _, token in next_tokens]), logits.device)
     highest, top = values.max(dim=-1)
     shortfall = highest - values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     # Entries beyond the vocabulary are padded with minus infinity.
@@ -207,17 +211,18 @@ class _Proving:
 
     next_tokens: Sequence[tuple[str, int]]
     dtype: str = ""
-    top: Tensor | None = None
-    figures: Tensor | None = None
+    top: Awaited | None = None
+    figures: Awaited | None = None
 
     def proofs(self) -> dict[str, Proof]:
         """The proofs, by request id; waits for the device."""
         if self.top is None or self.figures is None:
             return {}
-        rows = zip(self.next_tokens, self.top.tolist(), self.figures.tolist(), strict=True)
+        top, figures = self.top.value().tolist(), self.figures.value().tolist()
+        rows = zip(self.next_tokens, top, figures, strict=True)
         return {
-            request_id: Proof(token, top, shortfall, allowed_shortfall(self.dtype, largest))
-            for (request_id, token), top, (shortfall, largest) in rows
+            request_id: Proof(token, top_token, shortfall, allowed_shortfall(self.dtype, largest))
+            for (request_id, token), top_token, (shortfall, largest) in rows
         }
 
 
