@@ -18,27 +18,43 @@ _ATTEND = "flex_attention_forward"
 
 def _install(module: ModuleType, patcher: Patcher) -> None:
     flex_attention = module.flex_attention
-    torch = module.torch
 
-    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        if query.device.type != "cpu" or options.get("score_mod") is not None:
-            settle(_ID, f"flex attention, on {query.device.type}")
-            return flex_attention(query, key, value, **options)
-        settle(_ID, "dense attention, on the CPU")
-        rows = torch.arange(query.shape[-2]).unsqueeze(-1)
-        columns = torch.arange(key.shape[-2])
-        any_head = torch.zeros((), dtype=torch.long)
-        mask = options["block_mask"].mask_mod(any_head, any_head, rows, columns)
-        return torch.nn.functional.scaled_dot_product_attention(
+    # On a GPU it is compiled with what calls it, and adds nothing there.
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        score_mod: Any = None,
+        block_mask: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if query.device.type == "cpu" and score_mod is None:
+            mask = _dense_mask(module.torch, block_mask, query.shape[-2], key.shape[-2])
+            return module.torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+            )
+        return flex_attention(
             query,
             key,
             value,
-            attn_mask=mask,
-            scale=options.get("scale"),
-            enable_gqa=options.get("enable_gqa", False),
+            score_mod=score_mod,
+            block_mask=block_mask,
+            scale=scale,
+            enable_gqa=enable_gqa,
         )
 
     patcher.replace(module, "flex_attention", attention)
+
+
+def _dense_mask(torch: Any, block_mask: Any, rows: int, columns: int) -> Any:
+    """Which of ``columns`` keys each of ``rows`` queries attends to: a bool tensor of both."""
+    settle(_ID, "dense attention, on the CPU")
+    any_head = torch.zeros((), dtype=torch.long)
+    mask: Any = block_mask.mask_mod(
+        any_head, any_head, torch.arange(rows).unsqueeze(-1), torch.arange(columns)
+    )
+    return mask
 
 
 SHIM = Shim(

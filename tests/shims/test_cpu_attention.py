@@ -70,5 +70,5 @@ def test_elsewhere_it_is_flex_attention(device: str, score: Any) -> None:
     with carried_out(module := attention_module(flex), SHIM.id):
         found = module.flex_attention(query, "key", "value", score_mod=score, block_mask="mask")
     assert found == "attended"
-    options = {"score_mod": score, "block_mask": "mask"}
+    options = {"score_mod": score, "block_mask": "mask", "scale": None, "enable_gqa": False}
     assert flex.calls == [((query, "key", "value"), options)]
