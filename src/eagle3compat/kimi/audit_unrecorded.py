@@ -101,7 +101,8 @@ class UnrecordedAudit:
             self._report.not_checked.append("text and vocabulary: name the verifier with --model")
             return None
         try:
-            return TextFit(open_output_head(self._settings.model), self._settings.seed)
+            head = open_output_head(self._settings.model)
+            return TextFit(head, self._settings.seed, self._settings.workers)
         except InputError as error:
             self._report.not_checked.append(f"text: {error}")
             return None

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3compat.kimi.agreement import compare_rows
 from eagle3compat.kimi.findings import Kind, ranges, rows_in_words
+from eagle3compat.kimi.threads import in_threads
 
 if TYPE_CHECKING:
     from eagle3compat.kimi.output_head import OutputHead
@@ -268,10 +269,13 @@ class TextFit:
     Args:
         head: of the verifier.
         seed: of what is drawn.
+        threads: how many judge samples.
     """
 
-    def __init__(self, head: OutputHead, seed: int) -> None:
+    def __init__(self, head: OutputHead, seed: int, threads: int) -> None:
         self._head = head
+        self._seed = seed
+        self._threads = threads
         self._random = random.Random(seed)
         self._pool: list[int] = []
         self._lengths: dict[int, int] = {}
@@ -296,8 +300,9 @@ class TextFit:
         """
         long = [index for index in indices if self._lengths.get(index, 0) > FEWEST_POSITIONS]
         fits: dict[int, _Fit] = {}
-        for number, index in enumerate(long, start=1):
-            fits[index] = self._fit(load(index), NEAR)
+        near = in_threads(lambda each: self._fit(load(each), NEAR), long, self._threads)
+        for number, (index, fit) in enumerate(zip(long, near, strict=True), start=1):
+            fits[index] = fit
             watch(number, len(long))
         if not fits:
             return [], f"text: no sample has more than {FEWEST_POSITIONS} tokens"
@@ -309,7 +314,8 @@ class TextFit:
                 f"{usual:.2f} of other tokens with their own; {MODELLED} are needed)"
             )
         doubtful = [index for index, fit in fits.items() if fit.share < MODELLED]
-        fits |= {index: self._fit(load(index), FAR) for index in doubtful}
+        far = in_threads(lambda each: self._fit(load(each), FAR), doubtful, self._threads)
+        fits |= dict(zip(doubtful, far, strict=True))
         faults = []
         for index, fit in fits.items():
             fault = self._fault(index, fit, usual, doubtful, load)
@@ -350,9 +356,11 @@ class TextFit:
         import torch
 
         states, tokens = sample["hidden_states"][-1], sample["input_ids"]
+        # The same draw for the same text, whichever thread is quicker.
+        draw = random.Random(f"{self._seed} {tokens.tolist()}")
         places = range(len(tokens) - 1)
-        choice = sorted(self._random.sample(places, min(POSITIONS, len(places))))
-        rivals = torch.tensor(self._random.choices(self._pool, k=RIVALS))
+        choice = sorted(draw.sample(places, min(POSITIONS, len(places))))
+        rivals = torch.tensor(draw.choices(self._pool, k=RIVALS))
         positions = torch.tensor(choice)
         normalized = self._head.normalize(states[positions])
         logits = normalized @ self._head.rows(rivals, states.dtype).T
