@@ -202,6 +202,19 @@ def test_what_manifests_hold_is_escaped(folder: Path) -> None:
     assert "script" not in Page(html).tags
 
 
+def test_proofs_that_are_not_finite_are_counted_and_not_drawn(folder: Path) -> None:
+    writer = ManifestWriter(manifest_path(folder, (0, 1)))
+    nan = float("nan")
+    writer.append([sample(8, proof=Proof(1, 2, nan, nan), layer_norms=(nan, nan), reason="NaN")])
+    writer.close()
+    proofs = ExtractionFigures(read_manifests(folder)).proofs()
+    assert (proofs.failing, len(proofs.shares)) == (3, 3)
+    assert proofs.largest == Proof(1, 2, 0.9, 0.1)
+    assert (
+        "Shortfalls where tokens differ" in Page(read(write_report(ReportSettings(folder)))).images
+    )
+
+
 def test_the_same_manifests_give_the_same_images(folder: Path) -> None:
     first = Page(read(write_report(ReportSettings(folder)))).images
     assert Page(read(write_report(ReportSettings(folder)))).images == first

@@ -10,6 +10,7 @@ Memory stays bounded: files are mapped and read in blocks, a few at a time.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -115,7 +116,11 @@ class AuditReport:
             "again": {
                 "samples": list(self.again),
                 "layers": {
-                    str(layer): {"largest_error": worst, "explained_by_rounding": bound}
+                    str(layer): {
+                        # JSON has no infinity: that of a NaN, or of a row that should be zero.
+                        "largest_error": worst if math.isfinite(worst) else None,
+                        "explained_by_rounding": bound,
+                    }
                     for layer, (worst, bound) in self.again_worst.items()
                 },
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class ProofFigures:
         explained: it has not, and rounding explains it.
         failing: nothing explains it; those samples are set aside.
         unproved: samples without a proof.
-        shares: shortfall by what rounding explains, of those that do not agree.
+        shares: shortfall by what rounding explains, of those that do not agree and are finite.
         largest: the proof with the largest shortfall; None where all agree.
     """
 
@@ -190,13 +191,16 @@ class ExtractionFigures:
         proofs = [record.proof for record in self.samples if record.proof is not None]
         apart = [proof for proof in proofs if proof.next_token != proof.top]
         explained = sum(proof.holds for proof in apart)
+        finite = [
+            proof for proof in apart if math.isfinite(proof.shortfall) and proof.allowed < math.inf
+        ]
         return ProofFigures(
             agreeing=len(proofs) - len(apart),
             explained=explained,
             failing=len(apart) - explained,
             unproved=len(self.samples) - len(proofs),
-            shares=tuple(proof.shortfall / proof.allowed for proof in apart if proof.allowed > 0),
-            largest=max(apart, key=lambda proof: proof.shortfall, default=None),
+            shares=tuple(proof.shortfall / proof.allowed for proof in finite if proof.allowed > 0),
+            largest=max(finite, key=lambda proof: proof.shortfall, default=None),
         )
 
 
