@@ -309,13 +309,36 @@ def test_next_tokens_find_states_that_were_wrong_when_they_were_written(
     model: Path, tmp_path: Path
 ) -> None:
     out = folders.write_extraction(model, tmp_path / "out")
-    # The file and its checksums agree, and are those of another layer.
+    # The file and its checksums agree, and go back to another layer.
     content = load(sample(out, 4))
-    content["hidden_states"][3] = content["hidden_states"][0].clone()
+    content["hidden_states"][3] = 1.5 * content["hidden_states"][0]
     save(sample(out, 4), content)
     wrong = folders.sample_record(model, out / "hidden_states", 4)
     folders.rewrite_record(out, wrong)
     assert the_finding(out)[:2] == (4, "next token")
+
+
+def test_states_that_two_samples_were_written_with_are_named(model: Path, tmp_path: Path) -> None:
+    out = folders.write_extraction(model, tmp_path / "out")
+    states = load(sample(out, 0))["hidden_states"]
+    change(sample(out, 2), lambda content: content.update(hidden_states=states))
+    # The record agrees with the file, and the next token is that of these states.
+    record = folders.sample_record(model, out / "hidden_states", 2)
+    folders.rewrite_record(out, record, proof=folders.with_token(record.proof, record.proof.top))
+    assert the_finding(out) == (2, "another sample", "has the states of sample 0, of other tokens")
+
+
+def test_the_same_tokens_may_have_the_same_states(model: Path, tmp_path: Path) -> None:
+    out = folders.write_extraction(model, tmp_path / "out")
+    # Sample 2 becomes sample 0 with another loss mask.
+    content = load(sample(out, 0))
+    content["loss_mask"] = 1 - content["loss_mask"]
+    save(sample(out, 2), content)
+    record = folders.sample_record(model, out / "hidden_states", 2)
+    token = folders.with_token(record.proof, record.proof.top)
+    folders.rewrite_record(out, record, proof=token)
+    findings = found(audit(AuditSettings(out)))
+    assert [what for sample, _, what in findings if sample is not None] == []
 
 
 def test_a_checkpoint_that_is_gone_is_said_not_to_be_checked(out: Path, tmp_path: Path) -> None:

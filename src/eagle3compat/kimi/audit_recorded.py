@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from eagle3compat.errors import InputError
 from eagle3compat.kimi.anew import Candidate, Engine, check_anew
+from eagle3compat.kimi.crosschecks import Twins
 from eagle3compat.kimi.dataset import combined_digest
 from eagle3compat.kimi.extraction import model_digest
 from eagle3compat.kimi.findings import Finding, Kind, ranges
@@ -53,6 +54,7 @@ class RecordedAudit:
         self._done = sorted(
             index for index, record in self._recorded.samples.items() if record.done
         )
+        self._twins = Twins()
         self._head, self._waiting = self._open_head(), _LastStates()
 
     def carry_out(self) -> None:
@@ -203,6 +205,8 @@ class RecordedAudit:
         self._report.tokens += len(scan.input_ids)
         self._report.bytes += scan.bytes
         found = self._recorded.judge(index, scan, place)
+        for sample, kind, what in () if found else self._twins.add(index, scan):
+            found.append(Finding(kind, place, what, sample))
         self._report.findings += found
         if not found and record.proof is not None and scan.last_row is not None:
             self._waiting.add(record, scan.last_row)
@@ -240,6 +244,7 @@ class RecordedAudit:
             "manifests of all shards, every sample of the data set, files that no manifest names",
             "input of each sample: digest of token ids and loss mask",
             f"states of each sample: rows, width, dtype, finite, not zero, bits of layers {layers}",
+            "no layer of a sample is another's, or another layer",
         ]
         if self._head is not None:
             report.checked.append(
