@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eagle3compat.commands.demo_draft import learn_and_serve
 from eagle3compat.commands.extract import extract_with_progress, summary_lines
 from eagle3compat.commands.showing import plan_table
 from eagle3compat.errors import InputError
@@ -56,12 +57,24 @@ def demo(
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Keep the checkpoint, the data and the sample files in this new folder."),
+        typer.Option(help="Keep everything that is written in this new folder."),
+    ] = None,
+    extraction_only: Annotated[
+        bool, typer.Option("--extraction-only", help="Stop after the comparison.")
+    ] = False,
+    serving_python: Annotated[
+        Path | None,
+        typer.Option(
+            help="Interpreter of the environment whose vLLM serves the draft, where this one's "
+            "takes none (on a CPU, up to 0.19.1)."
+        ),
     ] = None,
 ) -> None:
-    """Extract from a tiny Kimi-K2.5 and compare every layer with transformers, in float32.
+    """The whole way on a CPU, with tiny Kimi-K2.5 models: hidden states, a draft, its acceptance.
 
-    Exits with 1 when any state differs by more than the tolerance.
+    First, states of prompts that hurt are compared with transformers in float32, every layer of
+    every row. Then a draft is trained on conversations, and real vLLM serves it. Exits with 1 when
+    any state differs by more than the tolerance.
     """
     from rich.console import Console
 
@@ -70,12 +83,17 @@ def demo(
     with _folder(keep) as folder:
         summary = _extract(folder, console)
         comparison = _compare(folder, summary)
-    console.print(comparison_table(comparison))
-    for line in summary_lines(summary):
-        typer.echo(line)
-    typer.echo(verdict(comparison, disabled_by_environment()))
-    if not comparison.agrees():
-        raise typer.Exit(1)
+        console.print(comparison_table(comparison))
+        for line in summary_lines(summary):
+            typer.echo(line)
+        typer.echo(verdict(comparison, disabled_by_environment()))
+        if not comparison.agrees():
+            raise typer.Exit(1)
+        if extraction_only:
+            return
+        outcome = learn_and_serve(folder, console, serving_python)
+        page = outcome.page if keep else _kept(outcome.page)
+    typer.echo(f"report       {page}")
 
 
 def _set_environment(disable: list[str]) -> None:
@@ -100,6 +118,15 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"--keep {keep}: expected a new folder ({error})") from error
     yield keep
+
+
+def _kept(page: Path) -> Path:
+    """The page, which holds all that it shows, outside of a folder that goes."""
+    with tempfile.NamedTemporaryFile(
+        prefix="eagle3compat-demo-", suffix=".html", delete=False
+    ) as stream:
+        stream.write(page.read_bytes())
+    return Path(stream.name)
 
 
 def _extract(folder: Path, console: Console) -> Summary:

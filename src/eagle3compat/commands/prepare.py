@@ -13,7 +13,7 @@ import typer
 SECONDS_A_LINE = 60
 
 if TYPE_CHECKING:
-    from eagle3compat.kimi.preparation import Account, Progress
+    from eagle3compat.kimi.preparation import Account, Progress, Request
 
 
 def prepare(
@@ -58,7 +58,7 @@ def prepare(
     Masks mark what assistant turns add: thinking, text and tool calls, without the end marker, as
     speculators' do. A run that was stopped goes on when called again.
     """
-    from eagle3compat.kimi.preparation import Request, prepare_data
+    from eagle3compat.kimi.preparation import Request
     from eagle3compat.kimi.row_preparer import RowSettings
 
     request = Request(
@@ -69,10 +69,16 @@ def prepare(
         split=split,
         processes=processes,
     )
-    with _progress() as advance:
-        account = prepare_data(request, advance)
-    for line in account_lines(account):
+    for line in account_lines(prepare_with_progress(request)):
         typer.echo(line)
+
+
+def prepare_with_progress(request: Request) -> Account:
+    """Prepare, with progress on standard error."""
+    from eagle3compat.kimi.preparation import prepare_data
+
+    with _progress() as advance:
+        return prepare_data(request, advance)
 
 
 @contextmanager
