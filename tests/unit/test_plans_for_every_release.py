@@ -21,7 +21,11 @@ from eagle3compat.sources import Source, open_source
 RECORDS = {record["vllm"]: record for record in read_records()}
 MINORS = [f"0.{minor}" for minor in range(12, 33)]
 CELLS = [cell for cell in read_matrix().cells if cell.applied == "all"]
-BY_TRANSFORMERS = {record.id: record.transformers for record in all_shims() if record.transformers}
+BY_TRANSFORMERS = {
+    record.id: record.transformers
+    for record in all_shims()
+    if record.transformers and Stage.EXTRACTION in record.stages
+}
 
 every_release = pytest.mark.parametrize("vllm", RECORDS)
 both_consumers = pytest.mark.parametrize("speculators", SPECULATORS)
