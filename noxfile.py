@@ -74,6 +74,15 @@ def leave_one_out(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("speculators", ["0.3.0", "0.4.0.1"])
+def training(session: nox.Session, speculators: str) -> None:
+    """A draft trained by each speculators, without vLLM, and each training shim left out."""
+    session.install("-e", ".[test]", f"speculators=={speculators}", "torch==2.10.0", "tiktoken")
+    arguments = session.posargs or ("-m", "training", "tests/engine/test_training.py")
+    session.run("pytest", *arguments, env=CPU_ENVIRONMENT)
+
+
+@nox.session
 def matrix(session: nox.Session) -> None:
     """Run cells of compat_matrix.yaml that are not there yet: hours; can be left and taken up.
 

@@ -58,7 +58,10 @@ SHIM = Shim(
     ),
     patches=(Patch(DRAFT_MODEL, _install),),
     process=Process.PARENT,
-    why="Compiled for a CPU, torch's flex attention has no backward pass, and training raises.",
+    why=(
+        "Compiled for a CPU, torch's flex attention has no backward pass, and training raises; with "
+        "dense attention (cpu-attention) it takes a C++ compiler, and minutes."
+    ),
     upstream="none: speculators 0.4.0 compiles where there is CUDA",
     mended_in="speculators 0.4.0",
     remove_when="speculators 0.3 is no longer supported",

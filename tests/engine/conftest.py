@@ -15,12 +15,17 @@ from eagle3compat.tiny.configuration import Variant
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip engine tests where there is no vLLM; where there is, nothing is skipped."""
-    if all(importlib.util.find_spec(name) for name in ("vllm", "speculators")):
-        return
-    for item in items:
-        if item.get_closest_marker("engine"):
-            item.add_marker(pytest.mark.skip(reason="vLLM and speculators are not installed"))
+    """Skip what needs packages that are not there; where they are, nothing is skipped."""
+    for marker, packages in {
+        "engine": ("vllm", "speculators"),
+        "training": ("speculators",),
+    }.items():
+        if all(importlib.util.find_spec(name) for name in packages):
+            continue
+        for item in items:
+            if item.get_closest_marker(marker):
+                missing = f"{' and '.join(packages)} are not installed"
+                item.add_marker(pytest.mark.skip(reason=missing))
 
 
 @pytest.fixture(scope="session")

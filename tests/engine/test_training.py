@@ -23,7 +23,7 @@ import eagle3compat
 from eagle3compat.kimi.storage import sample_path, save_sample
 from eagle3compat.reference import ReferenceModel
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.training
 
 LAYERS = (2, 4, 5, 7)
 SAMPLES, LENGTH = 24, 60
@@ -193,16 +193,20 @@ def test_a_plain_script_trains_on_the_verifiers_own_next_tokens(
 WITHOUT = {
     "verifier-config": "trust_remote_code",
     "verifier-weights": "None of the requested tensor names were found",
-    "compiled-forward": "flex_attention",
+    # Compiled for a CPU, dense attention works: after minutes of a C++ compiler.
+    "compiled-forward,cpu-attention": "flex_attention",
     "training-device": "NVIDIA",
-    "checkpoint-device": "cuda:0",
+    "checkpoint-device": "in load_model_state_dict",
     "target-norm": "other targets",
     "resumed-schedule": "another rate",
     "draft-config": "no layer ids",
 }
 
 
-NOT_SEEN_HERE = {"cpu-attention": "torch 2.10 still has gradients for flex attention on a CPU"}
+NOT_SEEN_HERE = {
+    "cpu-attention": "uncompiled, torch 2.10's flex attention still has gradients on a CPU",
+    "required-norm": "the tiny checkpoint has a final norm; see tests/shims",
+}
 
 
 @pytest.mark.leave_one_out
@@ -215,6 +219,8 @@ def test_without_a_shim_its_fault_is_seen(
     tmp_path: Path,
     reference: ReferenceModel,
 ) -> None:
+    if not needed_shims() >= set(name.split(",")):
+        pytest.skip("not needed by this speculators")
     seen = run_script_of_others(run_python, kimi, extraction, tmp_path / "save", without=name)
     assert WITHOUT[name] in _fault(seen, reference)
 
@@ -232,6 +238,10 @@ def _fault(seen: dict[str, Any], reference: ReferenceModel) -> str:
     return "none"
 
 
+def needed_shims() -> set[str]:
+    return {decision.shim.id for decision in eagle3compat.installed_plan("training").needed}
+
+
 def test_every_training_shim_that_is_needed_has_a_case() -> None:
-    needed = {decision.shim.id for decision in eagle3compat.installed_plan("training").needed}
-    assert needed == set(WITHOUT) | set(NOT_SEEN_HERE)
+    covered = {shim for names in WITHOUT for shim in names.split(",")}
+    assert needed_shims() <= {*covered, *NOT_SEEN_HERE}
