@@ -59,8 +59,8 @@ SHIM = Shim(
     patches=(Patch(DRAFT_MODEL, _install),),
     process=Process.PARENT,
     why=(
-        "Compiled for a CPU, torch's flex attention has no backward pass, and training raises; with "
-        "dense attention (cpu-attention) it takes a C++ compiler, and minutes."
+        "Compiled for a CPU, torch's flex attention has no backward pass, and training raises. "
+        "Dense attention (cpu-attention) has one, after minutes of a C++ compiler."
     ),
     upstream="none: speculators 0.4.0 compiles where there is CUDA",
     mended_in="speculators 0.4.0",
