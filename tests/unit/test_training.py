@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eagle3compat.errors import InputError
 from eagle3compat.kimi import training
 from eagle3compat.kimi.draft_trainer import PartsOfEpochs, complete_config
-from eagle3compat.kimi.manifest import RunRecord, SampleRecord
+from eagle3compat.kimi.manifest import RunRecord, SampleRecord, input_digest
 from eagle3compat.kimi.training import Settings, split, train_draft
 from eagle3compat.kimi.training_data import find_layers, find_samples, read_samples
 from eagle3compat.kimi.verifier import read_verifier
@@ -55,7 +55,8 @@ def write_manifest(place: Path, *indices: int, layers: tuple[int, ...] = LAYERS)
     )  # fmt: skip
     lines = [{"kind": "run", **asdict(run)}]
     for index in indices:
-        sample = SampleRecord(index, index + 1, "", 3, 9, (1.0,), ("",), None, 0, 0.0)
+        digest = input_digest(range(3), (0, 1, 1))
+        sample = SampleRecord(index, index + 1, digest, 3, 9, (1.0,), ("",), None, 0, 0.0)
         lines.append({"kind": "sample", **asdict(sample)})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (place / "states" / "manifest-0-of-1.jsonl").write_text(text)
@@ -142,6 +143,19 @@ def test_samples_are_counted_and_their_states_not_read(place: Path) -> None:
     data = read_samples(find_samples(place / "states"), read_verifier(place / "model"), 4)
     assert data.lengths == (3, 3, 3)
     assert data.counts == {1: 3, 2: 3}
+
+
+def test_a_sample_of_another_input_than_the_manifests_is_named(place: Path) -> None:
+    torch = pytest.importorskip("torch")
+    write_manifest(place, 0, 2)
+    verifier = read_verifier(place / "model")
+    first, second = find_samples(place / "states").files
+    write_sample(first)
+    write_sample(second)
+    assert read_samples(find_samples(place / "states"), verifier, 4).lengths == (3, 3)
+    write_sample(second, loss_mask=torch.tensor([1, 1, 1]))
+    with pytest.raises(InputError, match=r"data_2\.pt: holds another input"):
+        read_samples(find_samples(place / "states"), verifier, 4)
 
 
 def test_a_sample_that_is_another_verifiers_is_named(place: Path) -> None:

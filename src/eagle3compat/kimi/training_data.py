@@ -34,11 +34,13 @@ class SampleFolder:
     Args:
         folder: what the user named.
         files: the sample files, by number.
+        digests: of each file's input (`input_digest`), where a manifest tells.
         expected: samples of the whole data set, where a manifest tells; the files may be fewer.
     """
 
     folder: Path
     files: tuple[Path, ...]
+    digests: tuple[str, ...] | None
     expected: int | None
 
 
@@ -90,16 +92,16 @@ def find_samples(folder: Path) -> SampleFolder:
     _check_folder(folder)
     manifests = read_manifests(folder)
     there = _sample_files(folder)
-    files = tuple(there.values())
-    if manifests:
-        files = _those_that_are_done(folder, there, manifests)
+    digests = _digests_of_done(folder, there, manifests) if manifests else None
+    files = tuple(there.values()) if digests is None else tuple(there[index] for index in digests)
     if not files:
         raise InputError(
             f"--hidden-states {folder}: holds no data_0.pt, data_1.pt, …, neither itself nor in "
             "hidden_states/; extract first"
         )
     expected = {run.samples for manifest in manifests for run in manifest.runs}
-    return SampleFolder(folder, files, max(expected, default=None))
+    known = None if digests is None else tuple(digests.values())
+    return SampleFolder(folder, files, known, max(expected, default=None))
 
 
 def read_samples(
@@ -120,10 +122,15 @@ def read_samples(
     lengths: list[int] = []
     digest = combined_digest(())
     counts = torch.zeros(verifier.vocab_size, dtype=torch.long)
-    for path in samples.files:
+    for number, path in enumerate(samples.files):
         input_ids, loss_mask = _input_of(path, verifier, layers)
         lengths.append(len(input_ids))
         own = input_digest(input_ids.tolist(), loss_mask.to(torch.int).tolist())
+        if samples.digests is not None and own != samples.digests[number]:
+            raise InputError(
+                f"{path}: holds another input than the one that the manifest says was extracted; "
+                "audit the folder"
+            )
         digest = combined_digest((digest, own))
         learnt = input_ids[loss_mask.to(torch.bool)]
         counts += torch.bincount(learnt, minlength=verifier.vocab_size)
@@ -157,17 +164,19 @@ def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), path
 
 
-def _those_that_are_done(
+def _digests_of_done(
     folder: Path, there: dict[int, Path], manifests: Sequence[Manifest]
-) -> tuple[Path, ...]:
-    done = sorted(index for manifest in manifests for index in manifest.done)
+) -> dict[int, str]:
+    """The samples that can be trained on, by number, each with the digest of its input."""
+    records = {index: each for manifest in manifests for index, each in manifest.done.items()}
+    done = sorted(records)
     missing = [index for index in done if index not in there]
     if missing:
         raise InputError(
             f"--hidden-states {folder}: data_{missing[0]}.pt is done by the manifest and not there "
             f"({len(missing)} such); run eagle3compat extract again, or audit"
         )
-    return tuple(there[index] for index in done)
+    return {index: records[index].input_digest for index in done}
 
 
 def _settle_layers(
