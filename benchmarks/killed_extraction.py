@@ -116,10 +116,11 @@ def strike(extraction: Extraction, random: Random, *, worker: bool) -> str:
     ended = time.monotonic() - struck
     while any(Path(f"/proc/{pid}").exists() for pid in below):
         time.sleep(0.05)
-    last = output.decode(errors="replace").strip().splitlines()[-1] if worker else ""
+    lines = output.decode(errors="replace").splitlines()
+    said = next((line for line in lines if line.startswith("error:")), "")
     return (
         f"killed a {'worker' if worker else 'parent'} after {max(done - 1, 0)} samples of the run; "
-        f"exit {process.returncode} after {ended:.1f} s {last[:160]}"
+        f"exit {process.returncode} after {ended:.1f} s {said[:110]}"
     )
 
 

@@ -15,6 +15,13 @@ class BuildNotFoundError(InputError):
     """A package that is needed is not installed, or its source text cannot be found."""
 
 
+class InterruptedRun(RuntimeError):
+    """A long run that cannot go on; what it did is kept, and a rerun goes on from there.
+
+    Nobody's input is wrong, so the command line exits with 1.
+    """
+
+
 class Refusal(Eagle3CompatError):
     """A contract between consumer and provider does not hold and no shim repairs it.
 

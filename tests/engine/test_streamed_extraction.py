@@ -53,6 +53,7 @@ def test_two_kills_leave_the_files_of_an_undisturbed_run() -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "killed a parent" in done.stdout
     assert "killed a worker" in done.stdout
+    assert "error: InterruptedRun: a worker of vLLM died" in done.stdout
 
 
 def test_shards_share_a_folder_and_every_sample_is_right_and_proved(

@@ -194,6 +194,19 @@ def test_a_place_that_cannot_be_written_to_is_a_failure_that_ends_nothing_else(
     steps.step((2, 0, 3, 3))  # passed over: the parent ends the run
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    sample_path(tmp_path, 1).symlink_to("/dev/full")
+    steps.announce({1: 3})
+    steps.step((1, 0, 3, 3))
+    steps.writer.close()
+    written, failure = steps.writer.collect()
+    assert written == []
+    assert "data_1.pt" in str(failure)
+    assert "bytes are free on its disk" in str(failure)
+
+
 def test_any_order_of_steps_gives_the_same_files(tmp_path: Path) -> None:
     random = Random(3)
     steps = Steps(tmp_path, slabs=1)

@@ -308,8 +308,8 @@ def carry_out(job: Job, advance: Callable[[SampleRecord], None]) -> Summary:
 
     Raises:
         InputError: vLLM does not accept the settings.
-        Refusal: the workers are not patched as planned, the states cannot be right, or they cannot
-            be written.
+        Refusal: the workers are not patched as planned, or the states cannot be right.
+        InterruptedRun: a worker died, or files cannot be written.
         OSError: a file cannot be put in its place.
     """
     if not job.todo:

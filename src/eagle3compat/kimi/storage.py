@@ -209,8 +209,9 @@ def save_sample(
     }
     try:
         torch.save(sample, path)
-    except RuntimeError as error:  # what torch says when its stream cannot be written
-        raise OSError(f"{path}: {error}") from error
+    except RuntimeError as error:  # torch's stream does not say why
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        raise OSError(f"{path}: {error}; {free:,} bytes are free on its disk") from error
     return sync_file(path)
 
 

@@ -18,7 +18,7 @@ from itertools import count, islice
 from types import ModuleType
 from typing import Any
 
-from eagle3compat.errors import Refusal
+from eagle3compat.errors import InterruptedRun, Refusal
 from eagle3compat.kimi.account import Account, Settled
 from eagle3compat.kimi.dataset import Sample
 from eagle3compat.kimi.exchange import Announced, Answer, Opened, Step, StreamSettings, Written
@@ -126,7 +126,8 @@ class Stream:
                 since what shares a step decides the last bits.
 
         Raises:
-            Refusal: the engine cannot compute them, or the writer cannot go on.
+            Refusal: the engine cannot compute them.
+            InterruptedRun: a worker died, or files cannot be written.
             OSError: a sample could not be put in its place.
         """
         groups = iter(groups)
@@ -145,7 +146,8 @@ class Stream:
         """Return when everything that was computed is written and proved.
 
         Raises:
-            Refusal: the writer cannot go on.
+            InterruptedRun: a worker died, or files cannot be written.
+            OSError: a sample could not be put in its place.
         """
         self._exchange(_Round([], []))
         while self._announced:
@@ -178,11 +180,9 @@ class Stream:
             else:
                 self._settle(written, None)
         if answer.failure is not None:
-            raise Refusal(
-                "the worker that writes the hidden states",
-                "files that can be written",
-                answer.failure,
-                "What is done stays done: mend it, then run this again.",
+            raise InterruptedRun(
+                f"the hidden states cannot be written ({answer.failure}). What is done stays done: "
+                "mend it, then run this again."
             )
 
     def _settle(self, written: Written, proof: Proof | None) -> None:
@@ -192,7 +192,16 @@ class Stream:
 
     def _ask(self, method: str, *args: Any) -> Any:
         """Call a method in every worker; the answer is that of the first of the group."""
-        return self._executor.collective_rpc(method, args=args)[0]
+        try:
+            return self._executor.collective_rpc(method, args=args)[0]
+        except Exception as error:
+            # Set by the thread of vLLM that watches the workers.
+            if getattr(self._executor, "is_failed", False):
+                raise InterruptedRun(
+                    "a worker of vLLM died (out of memory, or killed?). What is done stays done: "
+                    "run this again."
+                ) from error
+            raise
 
 
 class _Planner:
