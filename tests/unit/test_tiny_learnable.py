@@ -134,7 +134,7 @@ def test_the_model_writes_what_the_rules_say(
     (logits,) = reference_logits(tmp_path / "model", [prompt + text])
     best = logits[len(prompt) - 1 : -1].topk(2)
     assert best.indices[:, 0].tolist() == text
-    assert (best.values[:, 0] - best.values[:, 1]).min() > 4.0
+    assert (best.values[:, 0] - best.values[:, 1]).min() > 3.0
 
 
 def test_each_layer_shows_its_own_page_and_overwrites_the_one_before(folder: Path) -> None:
@@ -151,12 +151,12 @@ def test_each_layer_shows_its_own_page_and_overwrites_the_one_before(folder: Pat
 
 
 def test_conversations_are_questions_with_the_models_own_answers(tokenizer: Any) -> None:
-    from eagle3compat.kimi.conversations import render_conversation
+    from eagle3compat.kimi.conversations import Renderer
 
     rows = learnable_conversations(tokenizer, 20, answer_tokens=LONGEST_ANSWER)
     for row in rows:
-        tokens, mask = render_conversation(tokenizer, row["messages"])
-        start = mask.index(1)
+        (rendered,) = Renderer(tokenizer).render(row["messages"])
+        tokens, start = rendered.input_ids, rendered.loss_mask.index(1)
         assert tokens[start:-1] == continue_text(tokens[:start], LONGEST_ANSWER + 1)
         assert len(set(tokens[start:])) == len(tokens[start:])
     assert len({row["messages"][1]["content"] for row in rows}) > 10

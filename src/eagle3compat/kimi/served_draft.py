@@ -109,6 +109,11 @@ def _check_sizes(
     vocab_size = config.get("draft_vocab_size")
     if type(vocab_size) is not int:
         raise InputError(f"--draft {path}: draft_vocab_size = {vocab_size!r}, expected an integer")
+    if vocab_size == verifier.vocab_size and "d2t" in shapes:
+        raise InputError(
+            f"--draft {path}: has all {vocab_size} tokens of {verifier.path} and a map d2t beside, "
+            "for which vLLM has no place then; train with a smaller --draft-vocab-size"
+        )
     hidden = verifier.hidden_size
     target_vocab = verifier.vocab_size
     expected = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ QUIET_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 REFUSED_ON_CPU = "assert self.speculative_config is None"
 """What vLLM's runner for the CPU says where it takes no draft (through 0.19.1)."""
 LAST_LINES = 15
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 PATIENCE = 0.2
 
 
@@ -279,6 +281,16 @@ def check_takes_drafts(build: ServingBuild) -> None:
         )
 
 
+def telling_lines(log: Sequence[str]) -> list[str]:
+    """The first error in vLLM's output, which the engine's process tells first; else its end.
+
+    Args:
+        log: lines.
+    """
+    errors = [found[0] for line in log if (found := _ERROR.search(line))]
+    return errors[:1] or list(log[-LAST_LINES:])
+
+
 class _Run:
     """A process that serves, with the files by which it is told and tells."""
 
@@ -363,7 +375,7 @@ class _Run:
             f"{self._build.title} serving {self._drafts[number][1].path}",
             "figures",
             f"an end with exit code {self._process.returncode}",
-            "Its last lines: " + " | ".join(lines[-LAST_LINES:]),
+            " | ".join(telling_lines(lines)),
         )
 
     def _end(self) -> None:

@@ -41,21 +41,20 @@ RANK_STEP = 0.1
 # How large a sign of a token or a page, the group and a bit of the successor stand in the residual
 # stream: as large as what carries no news, so that a draft finds them quickly. The raw codes stand
 # so small that it does not make pages of its own.
-SIGN, PAGE, GROUP, BIT = 4.0, 4.0, 4.0, 2.0
+SIGN, PAGE, GROUP, BIT = 4.0, 4.0, 8.0, 4.0
 RAW = 0.25
 # Standard deviations of the embedding's noise, and of what writes noise: little enough that lengths
 # stay known.
 NOISE, NOISE_WRITTEN = 0.25, 0.01
-# Squared lengths: of an embedding, so that its root mean square is 1 at a hidden size of 128, and
-# of its part that tells keys.
-EMBEDDING_LENGTH = 128.0
+# Squared lengths: of an embedding, and of its part that tells keys.
+EMBEDDING_LENGTH = 192.0
 KEY_LENGTH = 16.0
 
 # Nats between the attention to a key token and to the one of the next lower rank.
 RANK_GAP = 12.0
 
 # Nats between the successor and a token with one bit wrong, or of another group.
-BIT_MARGIN, GROUP_MARGIN = 8.0, 12.0
+BIT_MARGIN, GROUP_MARGIN = 5.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _scale_after(layer: int) -> float:
     length = EMBEDDING_LENGTH + RAW**2 * KEY_CLASSES * GROUPS
     length += PAGE**2 * GROUPS * (layer >= min(PAGES))
     length += BIT**2 * sum(layer > key_layer for key_layer in KEY_LAYERS)
-    return math.sqrt(length / EMBEDDING_LENGTH)
+    return math.sqrt(length / TextSizes.hidden_size)
 
 
 def _attention(
