@@ -157,7 +157,7 @@ def test_conversations_are_questions_with_the_models_own_answers(tokenizer: Any)
     for row in rows:
         (rendered,) = Renderer(tokenizer).render(row["messages"])
         tokens, start = rendered.input_ids, rendered.loss_mask.index(1)
-        assert tokens[start:-1] == continue_text(tokens[:start], LONGEST_ANSWER + 1)
+        assert tokens[start:-1] == continue_text(tokens[:start], LONGEST_ANSWER)
         assert len(set(tokens[start:])) == len(tokens[start:])
     assert len({row["messages"][1]["content"] for row in rows}) > 10
 
