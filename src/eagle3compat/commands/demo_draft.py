@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,10 +30,14 @@ if TYPE_CHECKING:
 # speculators' default for eight layers: the auxiliary ones, then the target's.
 LAYERS = (2, 4, 5, 7)
 CONVERSATIONS = 576
+ANSWER_TOKENS = 60
 PROMPTS = 16
 NEW_TOKENS = 48
 MAX_MODEL_LEN = 512
 DRAFT_TOKENS = 3
+# The text's 64 characters, and some. A map for all of the verifier's tokens vLLM would not take.
+DRAFT_VOCABULARY = 128
+EPOCHS = 5
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def training_settings(model: Path, hidden_states: Path, out: Path) -> TrainingSe
         model=model,
         hidden_states=hidden_states,
         out=out,
-        epochs=4,
+        draft_vocab_size=DRAFT_VOCABULARY,
+        epochs=EPOCHS,
         learning_rate=4e-3,
         sequence_length=512,
         ttt_steps=DRAFT_TOKENS,
@@ -96,7 +100,9 @@ def write_verifier(folder: Path) -> Path:
 
     model = folder / "learnable"
     write_tiny_kimi(model, variant=Variant(learnable=True))
-    rows = learnable_conversations(load_tokenizer(model), CONVERSATIONS)
+    rows = learnable_conversations(
+        load_tokenizer(model), CONVERSATIONS, answer_tokens=ANSWER_TOKENS
+    )
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "conversations.jsonl").write_text(lines, encoding="utf-8")
     return model
@@ -137,15 +143,12 @@ def extract(folder: Path, model: Path, out: Path) -> None:
 
 def serve(folder: Path, model: Path, serving_python: Path | None) -> list[Acceptance] | None:
     """Acceptance lengths of the draft and of an untrained one; None where vLLM takes no draft."""
-    from eagle3compat.kimi.dataset import SampleFile
     from eagle3compat.kimi.other_drafts import write_untrained_draft
     from eagle3compat.kimi.serving import (
         ServingSettings,
         check_takes_drafts,
         find_serving_build,
-        prompts_of,
     )
-    from eagle3compat.kimi.verifier import read_verifier
 
     try:
         check_takes_drafts(find_serving_build(serving_python))
@@ -155,18 +158,32 @@ def serve(folder: Path, model: Path, serving_python: Path | None) -> list[Accept
         _say(f"not served   {error}", "             --serving-python names another environment")
         return None
     write_untrained_draft(model, folder / "draft", folder / "untrained")
-    samples = SampleFile(folder / "prepared", read_verifier(model), sys.maxsize)
     return measure_with_progress(
         ServingSettings(
             model=model,
             drafts={"trained": folder / "draft", "untrained": folder / "untrained"},
-            prompts=prompts_of(samples[:PROMPTS]),
+            prompts=questions(model),
             new_tokens=NEW_TOKENS,
             draft_tokens=DRAFT_TOKENS,
             dtype="float32",
             python=serving_python,
         )
     )
+
+
+def questions(model: Path) -> list[list[int]]:
+    """Token ids of questions that no draft was trained on."""
+    from eagle3compat.kimi.conversations import Renderer, load_tokenizer
+    from eagle3compat.tiny.conversations import learnable_conversations
+
+    tokenizer = load_tokenizer(model)
+    render = Renderer(tokenizer).render
+    samples = (
+        sample
+        for row in learnable_conversations(tokenizer, PROMPTS, seed=1)
+        for sample in render(row["messages"])
+    )
+    return [sample.input_ids[: sample.loss_mask.index(1)] for sample in samples]
 
 
 def report(folder: Path, out: Path, measured: list[Acceptance] | None) -> Path:
