@@ -30,7 +30,7 @@ LENGTHS = (1, 2, 5, 17, 40, 80, 150, 300, 700)
 TOKENS_A_STEP = 256
 VOCABULARY = 256
 # Seconds: how far into its writing a run is let go before it is struck.
-LONGEST = 2.0
+LONGEST = 4.0
 PATIENCE = 300.0
 
 

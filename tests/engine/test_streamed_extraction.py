@@ -56,6 +56,24 @@ def test_two_kills_leave_the_files_of_an_undisturbed_run() -> None:
     assert "error: InterruptedRun: a worker of vLLM died" in done.stdout
 
 
+def check_states(kimi: Path, folder: Path, sequences: list[list[int]]) -> None:
+    """Every state of every sample is that of transformers."""
+    samples = [read_sample(sample_path(folder, index)) for index in range(len(sequences))]
+    assert [sample["input_ids"].tolist() for sample in samples] == sequences
+    expected = reference_hidden_states(kimi, sequences, LAYERS)
+    comparison = compare([sample["hidden_states"] for sample in samples], expected, LAYERS)
+    assert comparison.worst <= TOLERANCE
+
+
+def test_steps_that_do_not_fit_the_kv_cache_are_right(
+    kimi: Path, data: Path, sequences: list[list[int]], tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("small_pool.py")
+    done = run_script(script, kimi, data, tmp_path / "out")
+    assert f"{len(sequences)} done, 0 set aside" in done.stdout, done.stderr[-3000:]
+    check_states(kimi, tmp_path / "out" / "hidden_states", sequences)
+
+
 def test_shards_share_a_folder_and_every_sample_is_right_and_proved(
     kimi: Path, data: Path, sequences: list[list[int]], tmp_path: Path
 ) -> None:
@@ -67,11 +85,7 @@ def test_shards_share_a_folder_and_every_sample_is_right_and_proved(
     assert sorted(records) == list(range(len(sequences)))
     assert all(record.proof is not None and record.proof.holds for record in records.values())
     folder = tmp_path / "out" / "hidden_states"
-    samples = [read_sample(sample_path(folder, index)) for index in range(len(sequences))]
-    assert [sample["input_ids"].tolist() for sample in samples] == sequences
-    expected = reference_hidden_states(kimi, sequences, LAYERS)
-    comparison = compare([sample["hidden_states"] for sample in samples], expected, LAYERS)
-    assert comparison.worst <= TOLERANCE
+    check_states(kimi, folder, sequences)
     again = extract(kimi, data, tmp_path / "out", "--shard", "0/2")
     assert again.returncode == 0
     assert "samples that earlier runs had done: 25" in again.stdout
@@ -85,11 +99,12 @@ def test_spoilt_weights_end_the_run_with_nothing_to_train_on(
 
     model = tmp_path / "model"
     shutil.copytree(kimi, model)
-    (weights,) = model.glob("*.safetensors")
-    tensors = load_file(weights)
-    name = next(name for name in tensors if name.endswith("layers.5.self_attn.o_proj.weight"))
-    tensors[name][0, 0] = torch.nan
-    save_file(tensors, weights, metadata={"format": "pt"})
+    for weights in model.glob("*.safetensors"):
+        tensors = load_file(weights)
+        for name in tensors:
+            if name.endswith("layers.5.self_attn.o_proj.weight"):
+                tensors[name][0, 0] = torch.nan
+        save_file(tensors, weights, metadata={"format": "pt"})
     done = extract(model, data, tmp_path / "out")
     assert done.returncode == 2
     assert "none among the first 8; the first: states that are not finite" in done.stderr
