@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from manifest_records import run_record
 
-from eagle3compat.errors import Refusal
+from eagle3compat.errors import InterruptedRun, Refusal
 from eagle3compat.kimi.account import HOPELESS, Account, Settled
 from eagle3compat.kimi.exchange import Written
 from eagle3compat.kimi.manifest import ManifestWriter, Proof, SampleRecord, read_manifest
@@ -79,6 +79,6 @@ def test_a_file_that_cannot_be_placed_ends_the_run_and_is_not_in_the_manifest(
     place.settle(0, RIGHT)
     written = Written("sample_1", 1, 3, 6, (1.0,), ("a",), None)
     place.account.settle(Settled(written, RIGHT, 2, "digest"))  # nobody wrote its file
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InterruptedRun, match="cannot be put in its place"):
         place.account.finish()
     assert 1 not in read_manifest(place.folder.manifest, (0, 1)).samples

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eagle3compat.errors import Refusal
+from eagle3compat.errors import InterruptedRun, Refusal
 from eagle3compat.kimi.exchange import Written
 from eagle3compat.kimi.manifest import ManifestWriter, Proof, SampleRecord
 from eagle3compat.kimi.storage import ExtractionFolder, sample_path, sync_folder
@@ -81,7 +81,7 @@ class Account:
         """Account for a sample; returns at once.
 
         Raises:
-            OSError: an earlier sample could not be put in its place.
+            InterruptedRun: an earlier sample could not be put in its place.
             Refusal: none of the first samples of the run is right.
         """
         self.check()
@@ -106,8 +106,14 @@ class Account:
         try:
             while batch := self._batch():
                 self._settle(batch)
-        except (OSError, Refusal) as error:
+        except Refusal as error:
             self._failure = error
+        except OSError as error:
+            self._failure = InterruptedRun(
+                f"{self._folder.path}: a sample cannot be put in its place ({error}). What is done "
+                "stays done: mend it, then run this again."
+            )
+            self._failure.__cause__ = error
 
     def _batch(self) -> list[Settled]:
         """All that is there to settle, but at least one; nothing at the end."""

@@ -310,7 +310,7 @@ def carry_out(job: Job, advance: Callable[[SampleRecord], None]) -> Summary:
         InputError: vLLM does not accept the settings.
         Refusal: the workers are not patched as planned, or the states cannot be right.
         InterruptedRun: a worker died, or files cannot be written.
-        OSError: a file cannot be put in its place.
+        OSError: the manifest cannot be written.
     """
     if not job.todo:
         return Summary(job)

@@ -128,7 +128,6 @@ class Stream:
         Raises:
             Refusal: the engine cannot compute them.
             InterruptedRun: a worker died, or files cannot be written.
-            OSError: a sample could not be put in its place.
         """
         groups = iter(groups)
 
@@ -147,7 +146,6 @@ class Stream:
 
         Raises:
             InterruptedRun: a worker died, or files cannot be written.
-            OSError: a sample could not be put in its place.
         """
         self._exchange(_Round([], []))
         while self._announced:
