@@ -314,7 +314,7 @@ def _smallest(found: States, expected: States) -> float:
 
 def _one_line(error: BaseException) -> str:
     words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}"[:300]
+    return f"{type(error).__name__}: {words}"[:600]
 
 
 def main(arguments: Sequence[str]) -> int:

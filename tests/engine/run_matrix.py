@@ -132,7 +132,8 @@ class Environment:
         self._install(vllm, *self.pins.requires, *OWN_REQUIREMENTS, overrides=overrides)
         self._install("--no-deps", "--editable", str(ROOT))
         if self.pins.platform_metadata:
-            self._add_metadata()
+            (site_packages,) = self.folder.glob("lib/python*/site-packages")
+            write_metadata(site_packages, self.pins.vllm)
         (self.folder / "whole").touch()
 
     def put_in(self, speculators: str) -> None:
@@ -177,12 +178,23 @@ class Environment:
                 options += ("--prerelease", "allow")
             _uv("pip", "install", *options, *arguments)
 
-    def _add_metadata(self) -> None:
-        (site_packages,) = self.folder.glob("lib/python*/site-packages")
-        version = f"{Version(self.pins.vllm).public}+cpu"
-        folder = site_packages / f"vllm-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+def write_metadata(site_packages: Path, version: str) -> None:
+    """A distribution named ``vllm`` with "cpu" in its version, which some releases look for."""
+    version = f"{Version(version).public}+cpu"
+    folder = site_packages / f"vllm-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def write_interpreted_triton(folder: Path, vllm: str) -> Path:
+    """What makes model runner V2 start on a CPU, as a folder for ``PYTHONPATH``.
+
+    Its kernels are Triton's, which has no backend for a CPU, but an interpreter.
+    """
+    shutil.copytree(INTERPRETED_TRITON, folder, dirs_exist_ok=True)
+    write_metadata(folder, vllm)
+    return folder
 
 
 def run_cell(wanted: Wanted, environment: Environment, models: Path) -> Cell:
@@ -217,8 +229,8 @@ def _run_suite(wanted: Wanted, environment: Environment, models: Path) -> dict[s
     out.unlink(missing_ok=True)
     variables = os.environ | CPU_ENVIRONMENT | wanted.pins.variables
     if wanted.runner == "V2":
-        # Its kernels are Triton's, which has no backend for a CPU, but an interpreter.
-        paths = (str(INTERPRETED_TRITON), variables.get("PYTHONPATH", ""))
+        triton = write_interpreted_triton(models / f"triton-{wanted.pins.vllm}", wanted.pins.vllm)
+        paths = (str(triton), variables.get("PYTHONPATH", ""))
         variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         variables |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
     if wanted.pins.preload:
@@ -273,9 +285,9 @@ def _in_cell(outcome: dict[str, Any]) -> dict[str, Any]:
     # The first call of each kind of fault: what comes later may be worse.
     kinds = {call["result"]: call for call in reversed(failed)}
     first, *others = sorted(kinds.values(), key=failed.index)
-    detail = f"{first['name']}: {first['detail']}"
+    detail = f"{first['name']}: {first['detail']}"[:300]
     for other in others:
-        detail += f"; {other['result']}: {other['name']}: {other['detail']}"
+        detail += f"; {other['result']}: {other['name']}: {other['detail']}"[:300]
     if first["result"] != "raised":
         return {**cell, "result": first["result"], "detail": detail}
     kind = "refused" if first["detail"].startswith(OURS) else "raised"

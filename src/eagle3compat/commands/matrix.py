@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,8 @@ _SHIMS = {
 
 _COLOURS = {"right": "green", "refused": "yellow", "cannot install": "yellow"}
 _ACROSS = 6
+_LONGEST = 200
+"""Characters of a result in a document; the matrix itself has all of it."""
 
 
 def matrix(
@@ -183,7 +186,9 @@ def _with_table(file: Path, text: str, marks: tuple[str, str], table: str) -> st
 
 
 def _words(cell: Cell | None) -> str:
-    return "not run" if cell is None else cell.words.replace("|", "\\|")
+    if cell is None:
+        return "not run"
+    return textwrap.shorten(cell.words, _LONGEST, placeholder=" …").replace("|", "\\|")
 
 
 def _markdown(lines: list[list[str]]) -> str:
