@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,7 @@ class Steps:
             dtype=dtype,
             device=torch.device("cpu"),
             threads=2,
+            cores=sorted(os.sched_getaffinity(0)),
             slabs=slabs,
             tokens_a_step=STEP,
             last_layer=LAYERS - 1,

@@ -16,6 +16,8 @@ class StreamSettings:
         unfinished: folder for files whose proof is still to come.
         lock: file that the writing worker locks: one that outlives its parent keeps others out.
         threads: writers.
+        cores: for the writers where the states are computed on the CPU, whose own threads vLLM
+            binds to a core each: a writer would inherit the first one's.
         slabs: buffers of one step's rows each, which bound the memory of the host.
         tokens_a_step: rows that a step has at most.
         hidden_size: width of one state.
@@ -26,6 +28,7 @@ class StreamSettings:
     unfinished: str
     lock: str
     threads: int
+    cores: tuple[int, ...]
     slabs: int
     tokens_a_step: int
     hidden_size: int

@@ -364,6 +364,7 @@ def open_stream(job: Job, generator: Any, account: Account) -> Stream:
         unfinished=str(job.folder.unfinished.resolve()),
         lock=str(job.folder.writer_lock.resolve()),
         threads=job.settings.writers,
+        cores=_cores(),
         slabs=SLABS,
         tokens_a_step=job.settings.tokens_a_step,
         hidden_size=job.verifier.hidden_size,
@@ -378,6 +379,13 @@ def open_stream(job: Job, generator: Any, account: Account) -> Stream:
             f"Say --dtype {stream.dtype}.",
         )
     return stream
+
+
+def _cores() -> tuple[int, ...]:
+    """The cores that this process may use; none where the system binds no threads."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def _position(layer: int, layers: tuple[int, ...]) -> int | None:

@@ -8,6 +8,7 @@ at the file (`audit`) also proves the copy and the write.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -168,6 +169,7 @@ class StateWriter:
         dtype: of the states.
         device: where they are computed.
         threads: writers.
+        cores: for the writers, where states are computed on the CPU.
         slabs: buffers of one step's rows.
         tokens_a_step: rows that a step has at most.
         last_layer: which layer `last_states` will be asked for, of each sample without a fault;
@@ -183,6 +185,7 @@ class StateWriter:
         dtype: torch.dtype,
         device: torch.device,
         threads: int,
+        cores: Sequence[int],
         slabs: int,
         tokens_a_step: int,
         last_layer: int | None,
@@ -191,6 +194,7 @@ class StateWriter:
         torch.serialization.set_crc32_options(False)
         self._unfinished = unfinished
         self._last_layer = last_layer
+        self._cores = cores if device.type == "cpu" else ()
         self._pool = _SlabPool(
             lambda: Slab(layers, tokens_a_step, hidden_size, dtype, device), slabs
         )
@@ -286,6 +290,8 @@ class StateWriter:
             thread.join()
 
     def _work(self) -> None:
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)  # of this thread alone
         while (sample := self._jobs.get()) is not None:
             try:
                 if self._failure is None:

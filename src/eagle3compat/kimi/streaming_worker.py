@@ -68,6 +68,7 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
                 dtype=dtype,
                 device=torch.device(runner.device),
                 threads=settings.threads,
+                cores=settings.cores,
                 slabs=settings.slabs,
                 tokens_a_step=settings.tokens_a_step,
                 last_layer=settings.last_layer,
