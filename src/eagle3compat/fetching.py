@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import re
 import shutil
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -108,7 +108,9 @@ def _download(wanted: Requirement, folder: Path) -> Path:
 
 def _pip() -> list[str]:
     """This Python's pip, or any other: what is fetched is read, not installed."""
-    if importlib.util.find_spec("pip") is not None:
+    # setuptools takes a search for pip by other finders as a sign that pip runs, and vLLM's import
+    # of setuptools fails from then on.
+    if PathFinder.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     for name in ("pip", "pip3"):
         if found := shutil.which(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -228,3 +229,11 @@ def test_commits_are_read_from_a_checkout(tmp_path: Path) -> None:
     (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (git / "main").write_text("0123456789" * 4 + "\n")
     assert find_build("vllm", [str(tmp_path)]).commit == "0123456789" * 4
+
+
+def test_looking_for_pip_leaves_setuptools_able_to_be_imported() -> None:
+    """setuptools watches for a search for pip, and vLLM's import of it failed after one."""
+    pytest.importorskip("setuptools")
+    code = "from eagle3compat import fetching; fetching._pip(); import setuptools"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
