@@ -88,9 +88,11 @@ ROWS = (
 )
 
 
-def test_tokens_to_be_predicted_are_counted_and_no_others(tmp_path: Path) -> None:
+def test_tokens_to_be_predicted_and_ends_of_turns_are_counted(
+    tmp_path: Path,
+) -> None:
     counts, digest = count_rows(write_rows(tmp_path / "data.jsonl", *ROWS), verifier())
-    assert counts == {2: 2, 3: 2}
+    assert counts == {2: 2, 3: 2, 9: 1}
     again, same = count_rows(write_rows(tmp_path / "other.jsonl", *ROWS[::-1]), verifier())
     assert (again, same) == (counts, digest), "the order of the rows is no matter"
     _, other = count_rows(write_rows(tmp_path / "less.jsonl", ROWS[0]), verifier())

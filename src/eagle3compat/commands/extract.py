@@ -39,8 +39,9 @@ def extract(
     data: Annotated[
         Path,
         typer.Option(
-            help="Data set, one JSON object a line: input_ids and loss_mask (without a mask every "
-            "token counts), or messages or conversations for the checkpoint's chat template."
+            help="What prepare wrote; or one JSON object a line: input_ids and loss_mask (without "
+            "a mask every token counts), or messages or conversations for the checkpoint's chat "
+            "template."
         ),
     ],
     out: Annotated[

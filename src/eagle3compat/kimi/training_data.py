@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3compat.errors import InputError
 from eagle3compat.kimi.dataset import combined_digest
+from eagle3compat.kimi.frequencies import count_predicted
 from eagle3compat.kimi.manifest import Manifest, input_digest, read_manifests
 
 if TYPE_CHECKING:
@@ -117,30 +119,22 @@ def read_samples(
     Raises:
         InputError: naming the file that is not what the trainer reads, or not this verifier's.
     """
-    import torch
-
     lengths: list[int] = []
     digest = combined_digest(())
-    counts = torch.zeros(verifier.vocab_size, dtype=torch.long)
+    counts: Counter[int] = Counter()
     for number, path in enumerate(samples.files):
         input_ids, loss_mask = _input_of(path, verifier, layers)
         lengths.append(len(input_ids))
-        own = input_digest(input_ids.tolist(), loss_mask.to(torch.int).tolist())
+        tokens, mask = input_ids.tolist(), [int(marked) for marked in loss_mask.tolist()]
+        own = input_digest(tokens, mask)
         if samples.digests is not None and own != samples.digests[number]:
             raise InputError(
                 f"{path}: holds another input than the one that the manifest says was extracted; "
                 "audit the folder"
             )
         digest = combined_digest((digest, own))
-        learnt = input_ids[loss_mask.to(torch.bool)]
-        counts += torch.bincount(learnt, minlength=verifier.vocab_size)
-    occurring = counts.nonzero().flatten().tolist()
-    return TrainingData(
-        samples,
-        tuple(lengths),
-        digest,
-        {token: int(counts[token]) for token in occurring},
-    )
+        counts.update(count_predicted(tokens, mask))
+    return TrainingData(samples, tuple(lengths), digest, dict(sorted(counts.items())))
 
 
 def _check_folder(folder: Path) -> None:

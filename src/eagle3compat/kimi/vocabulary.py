@@ -1,10 +1,11 @@
 """The draft's vocabulary: which of the verifier's tokens it can predict.
 
 speculators counts how often each token is one that the draft learns to predict, and takes the most
-frequent ones. Two arrays say which: ``d2t`` (int64 ``[draft vocabulary size]``: add it to a draft's
-token id to get the verifier's) and ``t2d`` (bool ``[vocabulary size]``: the verifier's tokens that
-the draft has). Where fewer tokens occur than the draft's vocabulary holds, speculators fills it up
-with the lowest token ids that do not occur; `Vocabulary.filled` says how many.
+frequent ones; beside the marked tokens, those that end a turn are counted (`frequencies`). Two
+arrays say which: ``d2t`` (int64 ``[draft vocabulary size]``: add it to a draft's token id to get
+the verifier's) and ``t2d`` (bool ``[vocabulary size]``: the verifier's tokens that the draft has).
+Where fewer tokens occur than the draft's vocabulary holds, speculators fills it up with the lowest
+token ids that do not occur; `Vocabulary.filled` says how many.
 
 The files carry the size and a digest of the data in their names, and are checked before they are
 used again: a vocabulary of another size, of other data or of another speculators is made anew.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from eagle3compat.errors import InputError
 from eagle3compat.kimi.dataset import SampleFile, combined_digest
+from eagle3compat.kimi.frequencies import count_predicted
 from eagle3compat.kimi.manifest import input_digest
 from eagle3compat.kimi.storage import write_whole
 
@@ -125,15 +128,13 @@ def count_rows(data: Path, verifier: Verifier) -> tuple[dict[int, int], str]:
             f"--data {data}: {samples.unmasked} rows have no loss_mask; which tokens a draft "
             "learns to predict cannot be told. Prepare the data first"
         )
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     digest = combined_digest(())
     for sample in samples:
         own = input_digest(sample.input_ids, sample.loss_mask)
         digest = combined_digest((digest, own))
-        for token, counted in zip(sample.input_ids, sample.loss_mask, strict=True):
-            if counted:
-                counts[token] = counts.get(token, 0) + 1
-    return counts, digest
+        counts.update(count_predicted(sample.input_ids, sample.loss_mask))
+    return dict(counts), digest
 
 
 def make_vocabulary(
