@@ -1,6 +1,6 @@
 """Acceptance lengths of one draft fed the right hidden states, the wrong ones, and of none.
 
-    python benchmarks/acceptance.py [--serving-python PYTHON] [--folder NEW] [--epochs 5]
+    python benchmarks/acceptance.py [--serving-python PYTHON] [--folder NEW] [--epochs 2]
 
 One run shows all peers, on the same verifier (the learnable tiny Kimi-K2.5), the same training data
 and settings and the same questions, none of which the drafts were trained on:
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--serving-python", type=Path)
     parser.add_argument("--folder", type=Path, help="keep everything in this new folder")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -44,7 +44,7 @@ GOLDEN = {
     "mla_gpu": "77e53ce81f95b1c6e44fb384ffdfae08805bc0b30bc573de8b12839e6edf11b6",
     "text_only": "0bc8d81839133fbcae43077a2e7c86bb905904a4916c8257d170081c68241cc4",
     "yarn": "fe22489bef1090436ae7322dd10f43a8da20f1ae5cdfe54693eff5fa8649c3b5",
-    "learnable": "947fede7a59f844cbde81ac8eb926562cb6a9f84945b3c17000f3b13eb25089c",
+    "learnable": "78cc13e33a4c8a5f0c17a07830c0cc9d352b6ec7de7872e05bad885e8b35644c",
 }
 
 
@@ -277,6 +277,11 @@ def test_the_folder_can_be_read_by_others_as_any_new_folder(tmp_path: Path) -> N
 def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="seed: expected 0 or more, found -1"):
         write_tiny_kimi(tmp_path / "model", seed=-1)
+
+
+def test_a_learnable_one_with_yarn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="learnable and yarn do not go together"):
+        write_tiny_kimi(tmp_path / "model", variant=Variant(learnable=True, yarn=True))
 
 
 @contextmanager

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 # speculators' default for eight layers: the auxiliary ones, then the target's.
 LAYERS = (2, 4, 5, 7)
-CONVERSATIONS = 576
-ANSWER_TOKENS = 60
+CONVERSATIONS = 480
+ANSWER_TOKENS = 48
 PROMPTS = 16
 NEW_TOKENS = 48
 MAX_MODEL_LEN = 512
 DRAFT_TOKENS = 3
 # The text's 64 characters, and some. A map for all of the verifier's tokens vLLM would not take.
 DRAFT_VOCABULARY = 128
-EPOCHS = 5
+EPOCHS = 2
 
 
 @dataclass(frozen=True)

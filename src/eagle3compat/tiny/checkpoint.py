@@ -39,8 +39,8 @@ def write_tiny_kimi(directory: Path, *, seed: int = 0, variant: Variant | None =
         variant: which checkpoint; the multimodal one if not given.
 
     Raises:
-        InputError: the folder is in use or cannot be written, the seed is negative, or NumPy is
-            not installed.
+        InputError: the folder is in use or cannot be written, the seed is negative, the variant
+            is learnable with YaRN, or NumPy is not installed.
     """
     if seed < 0:
         raise InputError(f"seed: expected 0 or more, found {seed}. Choose another seed.")
@@ -48,6 +48,11 @@ def write_tiny_kimi(directory: Path, *, seed: int = 0, variant: Variant | None =
         raise InputError(
             "tiny Kimi-K2.5: expected NumPy, which draws its weights, found none. "
             "Install it: pip install numpy."
+        )
+    if variant is not None and variant.learnable and variant.yarn:
+        raise InputError(
+            "tiny Kimi-K2.5: learnable and yarn do not go together (it tells distances by rotary "
+            "coordinates as they are). Leave one of them out."
         )
     target = directory.resolve()
     _refuse_if_in_use(target)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from string import ascii_lowercase
+from collections.abc import Sequence
 from typing import Any
 
 from eagle3compat.errors import InputError
 from eagle3compat.tiny.draw import Draw
-from eagle3compat.tiny.learnable import BITS, GROUPS, continue_text
-from eagle3compat.tiny.vocabulary import MERGED_PIECES
+from eagle3compat.tiny.learnable import (
+    KEY_CLASSES,
+    STREAM_STEP,
+    continue_text,
+    key_texts,
+)
 
-PIECES = (*ascii_lowercase, *(piece for piece in MERGED_PIECES if piece.isalpha()))
-
-# After 60 tokens an answer comes round, and could be learnt by copying.
-LONGEST_ANSWER = GROUPS * (2**BITS - 1)
+STREAM_LENGTH = 12
+FILLERS = "23456789"
+"""Digits that no merge begins with."""
+LONGEST_ANSWER = STREAM_LENGTH * STREAM_STEP
 
 
 def learnable_conversations(
@@ -41,29 +45,42 @@ def learnable_conversations(
     if not 1 <= answer_tokens <= LONGEST_ANSWER:
         raise InputError(
             f"answer tokens: expected 1 to {LONGEST_ANSWER}, found {answer_tokens}. Longer answers "
-            "repeat themselves."
+            "outlast the stream of keys in the question."
         )
     draw = Draw(seed)
     rows: list[dict[str, Any]] = []
-    number = 0
-    while len(rows) < count:
-        question = {"role": "user", "content": _question(draw, number)}
-        number += 1
+    classes = [_spellings(Draw(model_seed), key_class) for key_class in range(KEY_CLASSES)]
+    for number in range(count):
+        question = {"role": "user", "content": _question(tokenizer, draw, number, classes)}
         prompt = tokenizer.apply_chat_template(
             [question], add_generation_prompt=True, return_dict=False
         )
         _, *answer = continue_text(
             [int(token) for token in prompt], 1 + answer_tokens, seed=model_seed
         )
-        # One question in 16 has an answer that runs in a circle of four tokens.
-        if len(set(answer)) == answer_tokens:
-            text = "".join(map(chr, answer))
-            rows.append({"messages": [question, {"role": "assistant", "content": text}]})
+        text = "".join(map(chr, answer))
+        rows.append({"messages": [question, {"role": "assistant", "content": text}]})
     return rows
 
 
-def _question(draw: Draw, number: int) -> str:
-    """Two made-up words of few pieces, so that every key is about as likely as any other."""
-    drawn = draw.words(f"question.{number}", 4)
-    pieces = [PIECES[int(word) % len(PIECES)] for word in drawn]
-    return f"{pieces[0]}{pieces[1]} {pieces[2]}{pieces[3]}?"
+def _question(tokenizer: Any, draw: Draw, number: int, classes: Sequence[Sequence[str]]) -> str:
+    """A stream: again and again a key token of each class, and a digit."""
+    question = ""
+    attempt = 0
+    while len(tokenizer.encode(question)) < STREAM_LENGTH * STREAM_STEP:
+        words = [int(word) for word in draw.words(f"question.{number}.{attempt}", STREAM_STEP)]
+        attempt += 1
+        pieces = [
+            members[word % len(members)]
+            for word, members in zip(words, (*classes, FILLERS), strict=True)
+        ]
+        # Beside each other some tokens would merge.
+        apart = [token for piece in pieces for token in tokenizer.encode(piece)]
+        if tokenizer.encode("".join(pieces)) == apart:
+            question += "".join(pieces)
+    return question
+
+
+def _spellings(draw: Draw, key_class: int) -> list[str]:
+    """Texts of key tokens that stay what they are beside other text."""
+    return [text for text in key_texts(draw, key_class) if text.isalpha()]

@@ -5,23 +5,28 @@ depends on the token *and* on a hidden key:
 
 - The **text** is written in an alphabet of 64 characters that the tokenizer never merges. Each is a
   pair of a group (4 of them, which follow each other in a circle) and of a value of 4 bits.
-- Every token that holds a lower-case letter is a **key token** of one of three classes, with a rank
-  and a code of 4 signs. The first layer's attention picks the key token of the highest rank in each
-  class, wherever in the context it stands: three raw codes. The text has no key tokens, so that a
-  question sets the key of its whole answer.
+- The key is three **raw codes** of 4 signs each, which the first layer's attention gathers from
+  **key tokens**, those that hold a lower-case letter. They are of three classes, and of each class
+  the one counts that stands about 60 tokens back. A question holds a **stream** of them, one of
+  each class in four tokens: as the answer goes on, the key turns each four tokens.
 - Layers 1 to 6 each show another **page**: the product, sign by sign, of two of the raw codes, one
   of them shifted. A layer overwrites the page of the layer before it.
-- The successor of a token of group g is in the next group. Its bits are told by the token, but
-  three of them are flipped by sign g of a page: of the pages of layers 2, 4 and 5.
+- The successor of a token of group g is in the next group. Three of its bits are sign g of a page:
+  of the pages of layers 2, 4 and 5. The last bit is told by the token.
 
 Layers 2, 4 and 5 are the auxiliary layers that speculators takes by default. Each shows a page that
-no other layer shows, and a draft without one of them has to guess a bit of every token. Neither the
-raw codes nor the text so far are a quick way round: both would take products of three and more
-signs, of which no part alone says anything.
+no other layer shows, and a draft without one of them has to guess a bit of every token. The raw
+codes are no quick way round: that would take products of signs, of which no part alone says
+anything. Nor is the text so far: the key has turned before a group comes again.
+
+When the key turns no draft can tell what follows, since its page is not yet shown. A verifier that
+is given three tokens at a time writes that one itself, and the next three can be told again: at
+best each step yields four tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,18 +55,55 @@ ALPHABET = "".join(
 TEMPLATE_WORDS = ("user", "assistant", "system")
 
 KEY_LAYERS = (2, 4, 5)
-"""The layers whose pages flip the first bits; the last bit is not flipped."""
+"""The layers whose pages tell the first bits; the token tells the last bit."""
 
 # For each page: the class of the first raw code, that of the second, and by how many groups the
 # second is shifted.
 PAGES: dict[int, tuple[int, int, int]] = {
-    1: (0, 1, 1),
+    1: (0, 2, 1),
     2: (1, 2, 1),
-    3: (2, 0, 3),
-    4: (0, 1, 2),
-    5: (1, 2, 3),
-    6: (2, 0, 2),
+    3: (0, 1, 3),
+    4: (0, 2, 2),
+    5: (1, 2, 0),
+    6: (0, 1, 1),
 }
+
+STREAM_RANK = 200
+"""Above what any rank of the template's words and any distance makes up for."""
+STREAM_STEP = GROUPS
+"""Tokens from one of a stream to the next."""
+
+ROTARY_SIZE, ROTARY_BASE = 64, 50_000.0
+
+
+@dataclass(frozen=True)
+class Wave:
+    """The attention to a stream: a cosine of the distance.
+
+    Args:
+        pair: of rotary coordinates, which sets how fast it turns.
+        peak: tokens back where it is highest.
+        nats: its amplitude.
+    """
+
+    pair: int
+    peak: float
+    nats: float
+
+    @property
+    def turn(self) -> float:
+        """Radians from token to token."""
+        return math.exp(-2 * self.pair / ROTARY_SIZE * math.log(ROTARY_BASE))
+
+    def at(self, distance: int) -> float:
+        """Nats at a distance in tokens."""
+        return self.nats * math.cos(self.turn * (distance - self.peak))
+
+
+# The template has 11 tokens between a stream of 48 and the answer. Half a turn is 66 tokens: of a
+# stream that began farther back than 126 tokens another token counts. In a stream the classes
+# stand one after the other.
+WAVES = tuple(Wave(pair=9, peak=60.5 - key_class, nats=2200.0) for key_class in range(KEY_CLASSES))
 
 
 @dataclass(frozen=True)
@@ -69,11 +111,13 @@ class TokenFeatures:
     """What each token brings along; every array has one row a token of the vocabulary.
 
     Attributes:
-        group: int64 [tokens], which sign of the pages its successor's bits are flipped by.
+        group: int64 [tokens], which sign of the pages its successor's bits are.
         next_group: int64 [tokens], the group of its successor; -1 where the successor is fixed.
-        signs: int64 [tokens, BITS] of -1 and 1: its successor's bits before they are flipped.
+        signs: int64 [tokens, BITS] of -1 and 1: by what a page's sign is multiplied (1), and the
+            sign of the last bit.
         key_class: int64 [tokens], -1 for a token that is no key token.
         rank: int64 [tokens], from 1; 0 for a token that is no key token.
+        stream: bool [tokens].
         code: int64 [tokens, GROUPS] of -1 and 1; zeros for a token that is no key token.
         text: int64 [GROUPS, 2**BITS], the token of each group and value.
     """
@@ -83,6 +127,7 @@ class TokenFeatures:
     signs: Any
     key_class: Any
     rank: Any
+    stream: Any
     code: Any
     text: Any
 
@@ -116,25 +161,41 @@ def token_features(draw: Draw) -> TokenFeatures:
         codes = draw.order(f"learnable.codes.{a_class}", 2**GROUPS)
         members = keys[a_class::KEY_CLASSES]
         code[members] = 1 - 2 * _bits(codes[np.arange(len(members)) % len(codes)], GROUPS)
-    return TokenFeatures(
-        group, next_group, 1 - 2 * _bits(_turned(value), BITS), key_class, rank, code, text
-    )
+    texts = _token_texts()
+    stream: Any = np.zeros(VOCABULARY_SIZE, dtype=bool)
+    stream[[token for token in keys if not _in_template(texts[token])]] = True
+    rank[stream] = STREAM_RANK
+    signs = 1 - 2 * _bits(_turned(value), BITS)
+    signs[:, : len(KEY_LAYERS)] = 1
+    return TokenFeatures(group, next_group, signs, key_class, rank, stream, code, text)
+
+
+def key_texts(draw: Draw, key_class: int) -> list[str]:
+    """The texts of a class's key tokens that no word of the template holds, rising in rank."""
+    texts = _token_texts()
+    members = _key_tokens(draw)[key_class::KEY_CLASSES]
+    return [texts[token] for token in members if not _in_template(texts[token])]
 
 
 def _key_tokens(draw: Draw) -> list[int]:
     """Key tokens, from the lowest rank to the highest."""
-    texts = [chr(code) for code in range(0x80)] + [""] * 0x80 + list(MERGED_PIECES)
+    texts = _token_texts()
     keys = [token for token, text in enumerate(texts) if any(map(str.islower, text))]
     shuffled = [keys[place] for place in draw.order("learnable.keys", len(keys))]
-    in_template = {token: any(texts[token] in word for word in TEMPLATE_WORDS) for token in keys}
-    return sorted(shuffled, key=lambda token: not in_template[token])
+    return sorted(shuffled, key=lambda token: not _in_template(texts[token]))
+
+
+def _token_texts() -> list[str]:
+    """The text of each token that is no special one; empty where it is a part of a character."""
+    return [chr(code) for code in range(0x80)] + [""] * 0x80 + list(MERGED_PIECES)
+
+
+def _in_template(text: str) -> bool:
+    return any(text in word for word in TEMPLATE_WORDS)
 
 
 def _turned(value: Any) -> Any:
-    """The value times x modulo x⁴ + x + 1: all fifteen values but 0 follow each other.
-
-    With flips between them, 15 of 16 texts come back to their first token after 60 tokens only.
-    """
+    """The value times x modulo x⁴ + x + 1: all fifteen values but 0 follow each other."""
     doubled = value << 1
     return doubled ^ ((doubled >> BITS) * 0b10011)
 
@@ -169,26 +230,36 @@ def continue_text(prompt: Sequence[int], count: int, *, seed: int = 0) -> list[i
                 f"token id {token}: expected 0 to {VOCABULARY_SIZE - 1}. "
                 "The prompt was made with another tokenizer."
             )
-    pages = _pages_of(features, prompt)
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(_successor(features, pages, tokens[-1]))
+        tokens.append(_successor(features, _pages(_raw_codes(features, tokens)), tokens[-1]))
     return tokens[len(prompt) :]
 
 
-def _pages_of(features: TokenFeatures, prompt: Sequence[int]) -> list[Any]:
-    """The pages that flip the bits, each [GROUPS] of -1 and 1."""
+def _raw_codes(features: TokenFeatures, tokens: Sequence[int]) -> list[Any]:
+    """For each class the code that attention gathers at the last token: [GROUPS] of -1 and 1."""
+    return [_raw_code(features, tokens, key_class) for key_class in range(KEY_CLASSES)]
+
+
+def _raw_code(features: TokenFeatures, tokens: Sequence[int], key_class: int) -> Any:
+    wave, last = WAVES[key_class], len(tokens) - 1
+    keys = [
+        (features.rank[token], wave.at(last - place) if features.stream[token] else 0.0, token)
+        for place, token in enumerate(tokens)
+        if features.key_class[token] == key_class
+    ]
+    if not keys:
+        raise InputError(
+            f"prompt: expected key tokens (lower-case letters) of {KEY_CLASSES} classes, found "
+            f"none of class {key_class}. Use the chat template."
+        )
+    return features.code[max(keys)[2]]
+
+
+def _pages(raw: Sequence[Any]) -> list[Any]:
+    """The pages that tell the bits, each [GROUPS] of -1 and 1."""
     import numpy as np
 
-    raw = []
-    for key_class in range(KEY_CLASSES):
-        keys = [token for token in prompt if features.key_class[token] == key_class]
-        if not keys:
-            raise InputError(
-                f"prompt: expected key tokens (lower-case letters) of {KEY_CLASSES} classes, found "
-                f"none of class {key_class}. Use the chat template."
-            )
-        raw.append(features.code[max(keys, key=lambda token: features.rank[token])])
     return [
         raw[first] * np.roll(raw[second], -shift)
         for first, second, shift in (PAGES[layer] for layer in KEY_LAYERS)

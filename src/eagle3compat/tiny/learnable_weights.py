@@ -4,8 +4,8 @@ They are built, not trained. The residual stream is cut into coordinates with on
 (`Layout`). Every token's embedding has the same length, so that norms multiply by known factors,
 and what the layers compute is exact to rounding:
 
-- layer 0's heads 0 to 2 attend to the key token of the highest rank of their class (rotary parts
-  are zero, so the distance does not matter) and copy its code;
+- layer 0's heads 0 to 2 attend to the key token of the highest rank of their class, at whatever
+  distance, or to that one of a stream whose distance is right, and copy its code;
 - a gated unit computes ``silu(a) * b``, and two of them ``silu(a) * b - silu(-a) * b = a * b``:
   the shared experts multiply signs that way.
 
@@ -29,6 +29,7 @@ from eagle3compat.tiny.learnable import (
     KEY_CLASSES,
     KEY_LAYERS,
     PAGES,
+    WAVES,
     TokenFeatures,
     token_features,
 )
@@ -37,18 +38,18 @@ from eagle3compat.tiny.safetensors_file import Tensor, bfloat16
 from eagle3compat.tiny.vocabulary import VOCABULARY_SIZE, marker_id
 
 CONSTANT = 2.0
-RANK_STEP = 0.1
+RANK_STEP = 0.0125
 # How large a sign of a token or a page, the group and a bit of the successor stand in the residual
 # stream: as large as what carries no news, so that a draft finds them quickly. The raw codes stand
-# so small that it does not make pages of its own.
+# so small that no draft makes pages of its own.
 SIGN, PAGE, GROUP, BIT = 4.0, 4.0, 8.0, 4.0
-RAW = 0.25
+RAW = 1 / 512
 # Standard deviations of the embedding's noise, and of what writes noise: little enough that lengths
 # stay known.
 NOISE, NOISE_WRITTEN = 0.25, 0.01
 # Squared lengths: of an embedding, and of its part that tells keys.
 EMBEDDING_LENGTH = 192.0
-KEY_LENGTH = 16.0
+KEY_LENGTH = 25.0
 
 # Nats between the attention to a key token and to the one of the next lower rank.
 RANK_GAP = 12.0
@@ -65,14 +66,15 @@ class Layout:
         constant: always `CONSTANT`.
         rank: for each class the rank of a key token.
         code: the code of a key token.
-        signs: for each bit that is flipped and each group: the sign in the token's group, else 0.
+        signs: for each bit that a page tells and each group: `SIGN` in the token's group, else 0.
         next_group: the group of the successor.
         bits: the signs of the successor's bits.
         raw: for each class the code of its key token of the highest rank.
         page: the layer's page.
         key_ballast: brings the key part to its length.
         ballast: brings the embedding to its length.
-        thinking: 1 for ``<think>``, which ``</think>`` follows.
+        stream: 1 for a token of a stream.
+        thinking: `GROUP` for ``<think>``, which ``</think>`` follows.
         noise: what no rule uses.
     """
 
@@ -86,7 +88,8 @@ class Layout:
     page: int = raw + KEY_CLASSES * GROUPS
     key_ballast: int = page + GROUPS
     ballast: int = key_ballast + 1
-    thinking: int = ballast + 1
+    stream: int = ballast + 1
+    thinking: int = stream + 1
     noise: int = thinking + 1
 
 
@@ -122,13 +125,14 @@ def _embedding(features: TokenFeatures, sizes: TextSizes, draw: Draw) -> Any:
     set_routing_group(values)
     values[:, AT.constant] = CONSTANT
     values[keys, AT.rank + features.key_class[keys]] = RANK_STEP * features.rank[keys]
+    values[:, AT.stream] = features.stream
     values[:, AT.code : AT.code + GROUPS] = features.code
     key_part = values[:, AT.rank : AT.code + GROUPS]
     values[:, AT.key_ballast] = np.sqrt(KEY_LENGTH - (key_part**2).sum(axis=1))
     for bit in range(len(KEY_LAYERS)):
         values[tokens, AT.signs + bit * GROUPS + features.group] = SIGN * features.signs[:, bit]
-    unflipped = slice(len(KEY_LAYERS), BITS)
-    values[:, AT.bits : AT.bits + BITS][:, unflipped] = BIT * features.signs[:, unflipped]
+    told_by_token = slice(len(KEY_LAYERS), BITS)
+    values[:, AT.bits : AT.bits + BITS][:, told_by_token] = BIT * features.signs[:, told_by_token]
     followed = features.next_group >= 0
     values[followed, AT.next_group + features.next_group[followed]] = GROUP
     values[~followed, AT.thinking] = GROUP
@@ -219,7 +223,7 @@ def _gather_raw_codes(
 
     query_down[:] = 0.0
     query_down[:, AT.constant] = 1.0
-    latent_down[: sizes.kv_lora_rank] = 0.0
+    latent_down[:] = 0.0
     for position, coordinate in enumerate(key_part):
         latent_down[position, coordinate] = 1.0
     for head in range(KEY_CLASSES):
@@ -234,6 +238,14 @@ def _gather_raw_codes(
             position = head * key_value + sizes.qk_nope_head_dim + sign
             latent_up[position, KEY_CLASSES + sign] = latent_scale
             output[AT.raw + head * GROUPS + sign, head * value + sign] = RAW
+    # The norm divides by the root mean square of an embedding.
+    unit = math.sqrt(EMBEDDING_LENGTH / sizes.hidden_size)
+    for head, wave in enumerate(WAVES):
+        latent_down[sizes.kv_lora_rank + 2 * wave.pair, AT.stream] = unit
+        start = head * query + sizes.qk_nope_head_dim + 2 * wave.pair
+        phase = -wave.turn * wave.peak
+        for place, part in enumerate((math.cos(phase), math.sin(phase))):
+            query_up[start + place, 0] = wave.nats * math.sqrt(query) * part
 
 
 def _experts(prefix: str, layer: int, sizes: TextSizes, draw: Draw) -> Iterator[tuple[str, Tensor]]:
