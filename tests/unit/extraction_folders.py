@@ -27,6 +27,8 @@ from eagle3compat.reference import ReferenceModel
 if TYPE_CHECKING:
     import torch
 
+    from eagle3compat.kimi.audit import AuditReport
+
 LAYERS = (2, 4, 5, 7)
 # What the tiny checkpoint of seed 0 itself goes on with greedily, no token twice, after two tokens:
 # a text that it models. Some begin alike.
@@ -156,3 +158,8 @@ def save(path: Path, sample: dict[str, Any]) -> None:
     import torch
 
     torch.save(sample, path)
+
+
+def listed(report: AuditReport) -> list[tuple[int | None, str, str]]:
+    """What an audit found: sample, kind and words."""
+    return [(each.sample, each.kind.value, each.what) for each in report.findings]

@@ -11,10 +11,10 @@ from typing import Any
 
 import extraction_folders as folders
 import pytest
-from extraction_folders import TEXTS, load, save
+from extraction_folders import TEXTS, listed, load, save
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.audit import AuditReport, AuditSettings, audit
+from eagle3compat.kimi.audit import AuditSettings, audit
 from eagle3compat.kimi.manifest import read_manifests
 from eagle3compat.kimi.storage import sample_path
 from eagle3compat.tiny import write_tiny_kimi
@@ -49,13 +49,9 @@ def sample(out: Path, index: int) -> Path:
     return sample_path(out / "hidden_states", index)
 
 
-def found(report: AuditReport) -> list[tuple[int | None, str, str]]:
-    return [(each.sample, each.kind.value, each.what) for each in report.findings]
-
-
 def the_finding(out: Path) -> tuple[int | None, str, str]:
     """The only one."""
-    (finding,) = found(audit(AuditSettings(out)))
+    (finding,) = listed(audit(AuditSettings(out)))
     return finding
 
 
@@ -67,7 +63,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 def test_a_whole_extraction_is_right(out: Path, model: Path) -> None:
     report = audit(AuditSettings(out))
-    assert found(report) == []
+    assert listed(report) == []
     assert report.right
     assert (report.samples, report.tokens) == (len(TEXTS), sum(map(len, TEXTS)))
     assert not report.not_checked
@@ -78,7 +74,7 @@ def test_shards_are_audited_together(model: Path, tmp_path: Path) -> None:
     out = folders.write_extraction(model, tmp_path / "out", shards=3)
     assert audit(AuditSettings(out)).right
     (out / "manifest-1-of-3.jsonl").unlink()
-    findings = found(audit(AuditSettings(out)))
+    findings = listed(audit(AuditSettings(out)))
     assert (None, "shard", "is missing: shard 1 of 3, counted from 0") in findings
     assert [sample for sample, kind, _ in findings if kind == "stray file"] == [None] * 3
 
@@ -91,7 +87,7 @@ def test_two_files_that_are_swapped_are_named(out: Path) -> None:
     kept = one.rename(out / "kept")
     other.rename(one)
     kept.rename(other)
-    assert found(audit(AuditSettings(out))) == [
+    assert listed(audit(AuditSettings(out))) == [
         (2, "another sample", "is sample 5's file"),
         (5, "another sample", "is sample 2's file"),
     ]
@@ -337,7 +333,7 @@ def test_the_same_tokens_may_have_the_same_states(model: Path, tmp_path: Path) -
     record = folders.sample_record(model, out / "hidden_states", 2)
     token = folders.with_token(record.proof, record.proof.top)
     folders.rewrite_record(out, record, proof=token)
-    findings = found(audit(AuditSettings(out)))
+    findings = listed(audit(AuditSettings(out)))
     assert [what for sample, _, what in findings if sample is not None] == []
 
 
@@ -398,7 +394,7 @@ def test_samples_that_are_still_to_be_extracted_are_named(out: Path) -> None:
     manifest = out / "manifest-0-of-1.jsonl"
     lines = manifest.read_text().splitlines(keepends=True)
     manifest.write_text("".join(lines[:6]))  # the run, and samples 0 to 4
-    findings = found(audit(AuditSettings(out)))
+    findings = listed(audit(AuditSettings(out)))
     assert (None, "unfinished", "3 samples are still to be extracted: 5-7") in findings
     strays = [what for _, kind, what in findings if kind == "stray file"]
     assert strays == [f"no manifest records sample {index}" for index in (5, 6, 7)]
@@ -416,7 +412,7 @@ def test_runs_that_extracted_other_layers_are_named(out: Path, model: Path) -> N
     from eagle3compat.kimi.manifest import ManifestWriter
 
     ManifestWriter(out / "manifest-0-of-1.jsonl").append([run])
-    findings = found(audit(AuditSettings(out)))
+    findings = listed(audit(AuditSettings(out)))
     assert (None, "shard", "runs with several layers: (1, 4, 5, 7) and (2, 4, 5, 7)") in findings
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import extraction_folders as folders
 import pytest
-from extraction_folders import TEXTS, load, save
+from extraction_folders import TEXTS, listed, load, save
 
 from eagle3compat.errors import InputError
-from eagle3compat.kimi.audit import AuditReport, AuditSettings, audit
+from eagle3compat.kimi.audit import AuditSettings, audit
 from eagle3compat.kimi.storage import sample_path
 from eagle3compat.tiny import write_tiny_kimi
 
@@ -38,10 +38,6 @@ def out(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "out"))
 
 
-def findings(report: AuditReport) -> list[tuple[int | None, str, str]]:
-    return [(each.sample, each.kind.value, each.what) for each in report.findings]
-
-
 def change(out: Path, index: int, edit: Any) -> None:
     content = load(sample_path(out, index))
     edit(content)
@@ -50,13 +46,13 @@ def change(out: Path, index: int, edit: Any) -> None:
 
 def test_right_files_are_right_with_and_without_a_checkpoint(out: Path, model: Path) -> None:
     report = audit(AuditSettings(out, model=model))
-    assert findings(report) == []
+    assert listed(report) == []
     assert not report.recorded
     assert (report.samples, report.tokens) == (len(TEXTS), sum(map(len, TEXTS)))
     assert "equal beginnings have equal rows: 5 samples share one with another" in report.checked
     assert "last states and next tokens of the text belong together" in report.checked
     report = audit(AuditSettings(out))
-    assert findings(report) == []
+    assert listed(report) == []
     assert "text and vocabulary: name the verifier with --model" in report.not_checked
     assert not any("text" in line for line in report.checked)
 
@@ -115,7 +111,7 @@ def test_a_fault_within_a_file_is_named(
     out: Path, model: Path, edit: Any, kind: str, what: str
 ) -> None:
     change(out, 4, edit)
-    found = findings(audit(AuditSettings(out, model=model)))
+    found = listed(audit(AuditSettings(out, model=model)))
     assert all(sample == 4 for sample, _, _ in found)
     assert found[0][1] == kind
     assert what in found[0][2]
@@ -133,7 +129,7 @@ def test_states_of_two_samples_that_were_mixed_up_are_named(out: Path, model: Pa
     # As many rows each, and the same first token, so that neither their shapes nor it tells.
     assert (len(TEXTS[0]), TEXTS[0][0]) == (len(TEXTS[2]), TEXTS[2][0])
     exchange_states(out, 0, 2)
-    found = findings(audit(AuditSettings(out, model=model)))
+    found = listed(audit(AuditSettings(out, model=model)))
     assert [(sample, kind) for sample, kind, _ in found] == [(0, "text"), (2, "text")]
     assert "they fit those of sample 2" in found[0][2]
     assert "they fit those of sample 0" in found[1][2]
@@ -144,7 +140,7 @@ def test_rows_that_are_one_place_off_are_named(out: Path, model: Path) -> None:
         content["hidden_states"] = [layer.roll(1, 0) for layer in content["hidden_states"]]
 
     change(out, 7, shift)
-    found = findings(audit(AuditSettings(out, model=model)))
+    found = listed(audit(AuditSettings(out, model=model)))
     assert {sample for sample, _, _ in found} == {7}
     assert any(
         "they fit those 1 place before them" in what for _, kind, what in found if kind == "text"
@@ -165,7 +161,7 @@ def test_a_folder_that_is_mostly_wrong_is_judged_by_its_right_samples(
         content["hidden_states"] = [layer[start:end].clone() for layer in rows]
         save(sample_path(out, index), content)
         start = end
-    found = findings(audit(AuditSettings(out, model=model)))
+    found = listed(audit(AuditSettings(out, model=model)))
     assert {sample for sample, _, _ in found} == {3, 4, 5, 6}
     assert any("they fit those 5 places after them" in what for _, _, what in found)
 
@@ -196,7 +192,7 @@ def test_the_odd_one_among_equal_beginnings_is_named(out: Path) -> None:
             layer[0] = layer[5]
 
     change(out, 0, replace_the_first_row)  # the one that all others are compared with
-    found = findings(audit(AuditSettings(out)))
+    found = listed(audit(AuditSettings(out)))
     assert [(sample, kind) for sample, kind, _ in found] == [(0, "rows")]
     assert "row 0 of the layer at place 0 differs, though the first 1 tokens" in found[0][2]
     assert "is wrong" not in found[0][2]
@@ -211,7 +207,7 @@ def test_of_two_alone_neither_is_accused(out: Path) -> None:
         content["hidden_states"][3][0] = content["hidden_states"][3][5]
 
     change(out, 7, replace_the_first_row)
-    found = [each for each in findings(audit(AuditSettings(out))) if each[1] == "rows"]
+    found = [each for each in listed(audit(AuditSettings(out))) if each[1] == "rows"]
     (finding,) = found
     assert "it or sample" in finding[2]
 
@@ -219,7 +215,7 @@ def test_of_two_alone_neither_is_accused(out: Path) -> None:
 def test_the_same_states_under_other_tokens_are_named(out: Path) -> None:
     states = load(sample_path(out, 0))["hidden_states"]
     change(out, 2, lambda content: content.update(hidden_states=states))
-    found = findings(audit(AuditSettings(out)))
+    found = listed(audit(AuditSettings(out)))
     assert (2, "another sample", "has the states of sample 0, of other tokens") in found
 
 
@@ -243,7 +239,7 @@ def test_exchanged_layers_are_told_by_their_norms_where_these_differ(tmp_path: P
         save(sample_path(out, index), content)
     report = audit(AuditSettings(out))
     what = "layers at places 0 and 2 are exchanged, by their norms"
-    assert findings(report) == [(5, "layers", what)]
+    assert listed(report) == [(5, "layers", what)]
     assert "exchanged layers, by norms, at places 2 and 3: norms too alike" in report.not_checked
 
 
@@ -252,7 +248,7 @@ def test_a_bit_that_changed_on_the_disk_is_named(out: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    found = findings(audit(AuditSettings(out)))
+    found = listed(audit(AuditSettings(out)))
     assert any(sample == 1 and "CRC-32" in what for sample, _, what in found)
 
 
@@ -270,7 +266,7 @@ def test_files_that_are_missing_or_too_many_are_named(out: Path) -> None:
     sample_path(out, 3).unlink()
     (out / "token_freq.pt").touch()
     (out / "data_config.json").touch()
-    assert findings(audit(AuditSettings(out))) == [
+    assert listed(audit(AuditSettings(out))) == [
         (None, "stray file", "is no data_{index}.pt, and the trainer reads it"),
         (None, "missing", "2 samples are missing: 2-3"),
     ]
@@ -279,7 +275,7 @@ def test_files_that_are_missing_or_too_many_are_named(out: Path) -> None:
 def test_a_truncated_file_is_named(out: Path) -> None:
     content = sample_path(out, 6).read_bytes()
     sample_path(out, 6).write_bytes(content[:-10])
-    ((sample, kind, what),) = findings(audit(AuditSettings(out)))
+    ((sample, kind, what),) = listed(audit(AuditSettings(out)))
     assert (sample, kind) == (6, "unreadable")
     assert "its end is missing" in what
 
