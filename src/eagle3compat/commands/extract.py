@@ -34,6 +34,13 @@ class Dtype(str, Enum):
     FLOAT32 = "float32"
 
 
+MaxModelLen = Annotated[
+    int, typer.Option(min=2, help="Longest sequence in tokens, plus the one sampled.")
+]
+TensorParallelSize = Annotated[int, typer.Option(min=1, help="GPUs that share the verifier.")]
+StatesDtype = Annotated[Dtype, typer.Option(help="Of weights and hidden states.")]
+
+
 def extract(
     model: Annotated[Path, typer.Option(help="Folder of the verifier's checkpoint.")],
     data: Annotated[
@@ -58,12 +65,8 @@ def extract(
             "An id means the output of that layer. Default: that of speculators."
         ),
     ] = None,
-    max_model_len: Annotated[
-        int, typer.Option(min=2, help="Longest sequence in tokens, plus the one sampled.")
-    ] = 2048,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="GPUs that share the verifier.")
-    ] = 1,
+    max_model_len: MaxModelLen = 2048,
+    tensor_parallel_size: TensorParallelSize = 1,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
@@ -71,7 +74,7 @@ def extract(
             help="Token budget of one engine step. Default: speculators' own.",
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights and hidden states.")] = Dtype.AUTO,
+    dtype: StatesDtype = Dtype.AUTO,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Sequences in one engine step at most.")
     ] = 32,

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from eagle3compat.commands.extract import Dtype, parse_layers
+from eagle3compat.commands.extract import (
+    Dtype,
+    MaxModelLen,
+    StatesDtype,
+    TensorParallelSize,
+    parse_layers,
+)
 
 if TYPE_CHECKING:
     from eagle3compat.kimi.estimate import Estimate
@@ -37,17 +43,13 @@ def plan(
         Optional[str],  # noqa: UP045
         typer.Option(help="Layer ids, as for extract. Default: that of speculators."),
     ] = None,
-    max_model_len: Annotated[
-        int, typer.Option(min=2, help="Longest sequence in tokens, plus the one sampled.")
-    ] = 2048,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="GPUs that share the verifier.")
-    ] = 1,
+    max_model_len: MaxModelLen = 2048,
+    tensor_parallel_size: TensorParallelSize = 1,
     max_num_batched_tokens: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="Token budget of one engine step. Default: speculators' own."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights and hidden states.")] = Dtype.AUTO,
+    dtype: StatesDtype = Dtype.AUTO,
     gpu_memory: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(min=0.001, help="GiB that a GPU has. Default: what nvidia-smi says."),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from eagle3compat.errors import InputError
+from eagle3compat.kimi.verifier import read_config
 from eagle3compat.verifier_parts import text_part
 
 HEAD_SIZES = (32, 64, 128, 256)
@@ -32,8 +32,7 @@ def draft_layer_sizes(model: Path, num_layers: int) -> dict[str, Any]:
     Raises:
         InputError: a size is missing in the verifier's config.
     """
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    text = text_part(config)
+    text = text_part(read_config(model))
     try:
         sizes = {name: text[name] for name in ("hidden_size", "intermediate_size", "vocab_size")}
         heads = _heads(text)

@@ -20,6 +20,7 @@ from eagle3compat.errors import InputError
 from eagle3compat.kimi.draft import draft_layer_sizes
 from eagle3compat.kimi.metrics import LOGGER, UNTRAINED, Recorder, Report
 from eagle3compat.kimi.storage import sync_file, sync_folder
+from eagle3compat.kimi.verifier import read_config
 from eagle3compat.kimi.vocabulary import load_arrays
 from eagle3compat.verifier_parts import served_layer_ids
 
@@ -113,7 +114,7 @@ def _make_draft(job: Job) -> Any:
     from transformers.models.llama.configuration_llama import LlamaConfig
 
     settings = job.settings
-    checkpoint = json.loads((settings.model / CONFIG).read_text(encoding="utf-8"))
+    checkpoint = read_config(settings.model)
     verifier = VerifierConfig(
         name_or_path=str(settings.model.resolve()),
         architectures=checkpoint.get("architectures") or [],

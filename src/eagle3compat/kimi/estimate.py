@@ -16,11 +16,12 @@ from typing import Any
 
 from eagle3compat.errors import InputError
 from eagle3compat.kimi.dataset import ACCOUNT_FILE, SampleFile
-from eagle3compat.kimi.extraction import ITEM_SIZE, SLABS, TOKENS_A_STEP
+from eagle3compat.kimi.extraction import SLABS, settle_step_tokens
 from eagle3compat.kimi.manifest import read_manifests
 from eagle3compat.kimi.parameters import ITEM_BYTES, Weights, count_weights
 from eagle3compat.kimi.storage import sample_bytes
 from eagle3compat.kimi.verifier import Verifier, read_config, read_verifier
+from eagle3compat.verifier_parts import text_part
 
 GIB = 1 << 30
 
@@ -176,16 +177,11 @@ class _Estimator:
         self._verifier = verifier
         self._layers = layers
         self._config = read_config(settings.model)
-        self._text = self._config.get("text_config", self._config)
+        self._text = text_part(self._config)
         self._problems: list[str] = []
         self._notes: list[str] = []
-        dtype = settings.dtype
-        if dtype == "auto":
-            # vLLM runs checkpoints in float32 in 16 bits unless it is told otherwise.
-            own = verifier.dtype or "bfloat16"
-            dtype = "bfloat16" if own == "float32" else own
-        self._dtype = dtype
-        self._item = ITEM_SIZE.get(dtype, 2)
+        self._dtype = verifier.dtype_of_states(settings.dtype)
+        self._item = ITEM_BYTES.get(self._dtype, 2)
 
     def estimate(self) -> Estimate:
         data = self._data()
@@ -236,8 +232,8 @@ class _Estimator:
 
     @property
     def _tokens_a_step(self) -> int:
-        asked = self._settings.max_num_batched_tokens
-        return asked or max(TOKENS_A_STEP, self._settings.max_model_len)
+        settings = self._settings
+        return settle_step_tokens(settings.max_num_batched_tokens, settings.max_model_len)
 
     @property
     def _step_bytes(self) -> int:

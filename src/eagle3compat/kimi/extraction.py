@@ -36,6 +36,7 @@ from eagle3compat.kimi.manifest import (
     input_digest,
     read_manifest,
 )
+from eagle3compat.kimi.parameters import ITEM_BYTES
 from eagle3compat.kimi.storage import WHOLE, ExtractionFolder, Shard, sample_bytes
 from eagle3compat.kimi.streaming import Stream, in_groups
 from eagle3compat.kimi.verifier import WEIGHT_SUFFIXES, Verifier, read_verifier
@@ -48,7 +49,6 @@ TOKENS_A_STEP = 8192
 SEQUENCES_A_STEP = 32
 # Buffers of one step's rows: one is filled while writers empty the others.
 SLABS = 4
-ITEM_SIZE = {"float32": 4}
 # Samples that are looked at to see whether a data set is in the order that it was in.
 ORDER_CHECKS = 256
 
@@ -86,7 +86,7 @@ class Settings:
     @property
     def tokens_a_step(self) -> int:
         """The token budget of one engine step, asked for or speculators' own."""
-        return self.max_num_batched_tokens or max(TOKENS_A_STEP, self.max_model_len)
+        return settle_step_tokens(self.max_num_batched_tokens, self.max_model_len)
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,11 @@ class Summary:
     seconds: float = 0.0
 
 
+def settle_step_tokens(asked: int | None, max_model_len: int) -> int:
+    """The token budget of one engine step: as asked for, or speculators' own."""
+    return asked or max(TOKENS_A_STEP, max_model_len)
+
+
 def prepare(settings: Settings) -> Job:
     """Check everything that can be checked before an engine starts, and apply the plan.
 
@@ -188,7 +193,7 @@ def prepare(settings: Settings) -> Job:
                 samples.token_counts[index],
                 len(layers),
                 verifier.hidden_size,
-                ITEM_SIZE.get(dtype, 2),
+                ITEM_BYTES[dtype],
             )
             for index in todo
         )
@@ -221,10 +226,7 @@ def prepare(settings: Settings) -> Job:
 
 
 def _dtype(settings: Settings, verifier: Verifier) -> str:
-    dtype = (verifier.dtype or "bfloat16") if settings.dtype == "auto" else settings.dtype
-    # vLLM runs checkpoints in float32 in 16 bits unless it is told otherwise.
-    if settings.dtype == "auto" and dtype == "float32":
-        dtype = "bfloat16"
+    dtype = verifier.dtype_of_states(settings.dtype)
     if dtype not in EPSILON:
         raise InputError(
             f"--dtype {settings.dtype}: {settings.model} is in {dtype}; name one of "
@@ -336,6 +338,7 @@ def extract(job: Job, generator: Any, advance: Callable[[SampleRecord], None]) -
         stream.drain()
         account.finish()
         seconds = time.monotonic() - start
+        stream.close()
         manifest.append([EndRecord(job.record.run, round(seconds, 3), account.tokens)])
     finally:
         account.stop()

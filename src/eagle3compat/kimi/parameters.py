@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from eagle3compat.verifier_parts import text_part
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 DEEPSEEK_TYPES = ("deepseek_v3", "kimi_k2")
 LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-VISION_TYPES = ("kimi_k25_vision", "moonvit3d", "moonvit", "")
 
 # vLLM pads the vocabulary to a multiple of this before it splits it.
 VOCABULARY_PADDING = 64
@@ -137,7 +138,7 @@ def count_weights(config: Mapping[str, Any]) -> Weights | None:
     Args:
         config: of a checkpoint; its language model may be under ``text_config``.
     """
-    text = config.get("text_config", config)
+    text = text_part(config)
     wrapped = "text_config" in config
     prefix = "language_model." if wrapped else ""
     quantisation = config.get("quantization_config") or text.get("quantization_config")

@@ -14,7 +14,6 @@ A part is done once its account is in ``unfinished``.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from eagle3compat.kimi.conversation_rows import Place
 from eagle3compat.kimi.dataset import ACCOUNT_FILE, PART_PATTERN
 from eagle3compat.kimi.frequencies import FREQUENCY_FILE, TokenFrequencies, write_frequencies
 from eagle3compat.kimi.row_preparer import Chunk, Tally
-from eagle3compat.kimi.storage import write_whole
+from eagle3compat.kimi.storage import try_lock, write_whole
 
 REQUEST_FILE = "preparation.json"
 DROPPED_FILE = "dropped.jsonl"
@@ -185,10 +184,9 @@ def claim_prepared_folder(path: Path, request: dict[str, Any]) -> Iterator[Prepa
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(descriptor):
+            raise InputError(f"--out {path}: another prepare is writing it; wait for its end")
         yield
-    except BlockingIOError:
-        raise InputError(f"--out {path}: another prepare is writing it; wait for its end") from None
     finally:
         os.close(descriptor)
 

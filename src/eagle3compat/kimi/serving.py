@@ -27,7 +27,7 @@ from eagle3compat.errors import InputError, Refusal
 from eagle3compat.kimi import serving_worker
 from eagle3compat.kimi.dataset import Sample
 from eagle3compat.kimi.served_draft import ServedDraft, read_served_draft
-from eagle3compat.kimi.verifier import Verifier, read_verifier
+from eagle3compat.kimi.verifier import Verifier, read_config, read_verifier
 from eagle3compat.payload import ENVIRONMENT_VARIABLE
 
 # What a CPU wants; a variable that is set already stays.
@@ -405,10 +405,9 @@ def _max_model_len(settings: ServingSettings, drafts: Mapping[str, ServedDraft])
 def _job(
     settings: ServingSettings, verifier: Verifier, drafts: Mapping[str, ServedDraft]
 ) -> dict[str, Any]:
-    config = json.loads((verifier.path / "config.json").read_text(encoding="utf-8"))
     return {
         "model": str(verifier.path.resolve()),
-        "multimodal": "vision_config" in config,
+        "multimodal": "vision_config" in read_config(verifier.path),
         "dtype": settings.dtype,
         "max_model_len": _max_model_len(settings, drafts),
         "new_tokens": settings.new_tokens,

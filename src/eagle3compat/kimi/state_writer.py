@@ -26,20 +26,9 @@ from eagle3compat.kimi.storage import sample_path, save_sample
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from eagle3compat.shims.request_order import Chunk
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class Chunk(Protocol):
-    """The part of one prompt that a step computes (`eagle3compat.shims.request_order.Chunk`)."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def prompt_length(self) -> int: ...
 
 
 class Slab:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from eagle3compat.errors import InputError
 from eagle3compat.kimi.manifest import MANIFEST_NAME, manifest_path
@@ -144,16 +144,23 @@ class ExtractionFolder:
             lock = (self.path / "locks" / f"run-{self.shard.name}").open("ab")
         except OSError as error:
             raise InputError(f"--out {self.path}: cannot be used ({error})") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             lock.close()
             raise InputError(
                 f"--out {self.path}: another run is extracting shard {self.shard.name} to it"
-            ) from None
+            )
         for left in self.unfinished.iterdir():
             left.unlink()
         return lock
+
+
+def try_lock(file: IO[Any] | int) -> bool:
+    """Lock a file, open or as a descriptor, until it is closed; False where another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _nearest(path: Path) -> Path:

@@ -153,6 +153,10 @@ class Stream:
             self._exchange(_Round([], []))
         self._account.check()
 
+    def close(self) -> None:
+        """End the writers in the worker, after `drain`."""
+        self._ask("_close_stream")
+
     def _exchange(self, planned: _Round) -> None:
         """Have a round computed, hear what earlier ones gave, and have that proved.
 

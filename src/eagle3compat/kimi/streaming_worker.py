@@ -5,7 +5,6 @@ Imported in vLLM's workers alone, after the shims: its base is speculators' own 
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from eagle3compat.kimi.awaited import Awaited, on_device
 from eagle3compat.kimi.exchange import Announced, Answer, Opened, Step, StreamSettings
 from eagle3compat.kimi.manifest import Proof, allowed_shortfall
 from eagle3compat.kimi.state_writer import StateWriter
+from eagle3compat.kimi.storage import try_lock
 from eagle3compat.shims.layer_order import in_asked_order
 from eagle3compat.shims.request_order import (
     Chunk,
@@ -123,9 +123,11 @@ class StreamingWorkerExtension(HiddenStatesWorkerExtension):  # type: ignore[mis
         return self.sample_tokens(None) if output is None else output
 
     def _close_stream(self) -> None:
-        """Wait for the writers; whatever they wrote is in the next answer."""
+        """End the writers, and free what they held."""
         if self._stream_writer is not None:
             self._stream_writer.close()
+            self._stream_writer = None
+            self._stream_lock.close()
 
     def _store_captured_states(self, aux_hidden_states: list[Tensor]) -> None:
         announced, self._chunks = self._chunks, []
@@ -232,7 +234,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def lock_for_writing(path: Path) -> Any:
-    """Lock a file for as long as this process lives.
+    """Lock a file until it is closed, or this process ends.
 
     Args:
         path: made if it is not there.
@@ -245,17 +247,13 @@ def lock_for_writing(path: Path) -> Any:
     """
     stream = path.open("ab")
     deadline = time.monotonic() + LOCK_PATIENCE
-    while True:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.2)
-                continue
+    while not try_lock(stream):
+        if time.monotonic() > deadline:
             raise Refusal(
                 str(path),
                 "no other worker that writes to this folder",
                 "one that holds the lock",
                 "End the engine of the earlier run, then run this again.",
-            ) from None
-        return stream
+            )
+        time.sleep(0.2)
+    return stream

@@ -16,7 +16,6 @@ A draft's folder holds::
 
 from __future__ import annotations
 
-import fcntl
 import json
 import random
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ from eagle3compat.kimi.metrics import (
     plot,
     read_history,
 )
-from eagle3compat.kimi.storage import write_whole
+from eagle3compat.kimi.storage import try_lock, write_whole
 from eagle3compat.kimi.training_data import TrainingData, find_layers, find_samples, read_samples
 from eagle3compat.kimi.verifier import Verifier, read_verifier
 from eagle3compat.kimi.vocabulary import Vocabulary, make_vocabulary, settle_size
@@ -292,10 +291,8 @@ def _locked(out: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"--out {out}: cannot be used ({error})") from error
     with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"--out {out}: another training is running in it") from error
+        if not try_lock(stream):
+            raise InputError(f"--out {out}: another training is running in it")
         yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3compat.errors import InputError
+from eagle3compat.verifier_parts import default_layers
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -39,8 +40,7 @@ class Verifier:
 
     def default_layers(self) -> tuple[int, ...]:
         """The auxiliary layer ids that speculators 0.3/0.4 take when none are asked for."""
-        count = self.num_hidden_layers
-        return (2, count // 2, count - 3, count - 1)
+        return (*default_layers(self.num_hidden_layers), self.num_hidden_layers - 1)
 
     def check_layers(self, asked: Sequence[int] | None) -> tuple[int, ...]:
         """Settle the auxiliary layer ids.
@@ -89,6 +89,18 @@ class Verifier:
                 f"--dtype {dtype}: in float16 vLLM rescales the hidden states of {self.path} "
                 "(routed_scaling_factor), so they would be wrong; use --dtype bfloat16"
             )
+
+    def dtype_of_states(self, dtype: str) -> str:
+        """The dtype that vLLM computes in.
+
+        Args:
+            dtype: as asked for; ``"auto"`` for the checkpoint's own, but for float32, which vLLM
+                runs in 16 bits unless it is told otherwise.
+        """
+        if dtype != "auto":
+            return dtype
+        own = self.dtype or "bfloat16"
+        return "bfloat16" if own == "float32" else own
 
     def check_max_model_len(self, max_model_len: int) -> None:
         """Refuse a length beyond the checkpoint's positions; scaled ones are left to vLLM."""
